@@ -1,0 +1,118 @@
+# Everything runs in .venv, which the targets below make and fill from constraints.txt. Nothing is installed again
+# until pyproject.toml, constraints.txt, the Python version or the place of this checkout changes.
+#
+#   PYTHON=/path/to/python3.12   which Python makes .venv (default: the first of python3, python3.12, python3.11
+#                                that is 3.11 or 3.12)
+#   ARGS="..."                   handed on to the command: make run ARGS="data=sst2 model=bert-base"
+#
+# On Linux without a GPU, torch's much smaller CPU build can be had the usual way, by pip's own configuration:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make run
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/sh
+
+PYTHON ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+UV_VERSION := 0.13.9
+
+# What each kind of install holds. aws is part of the second so that `pip check` sees ZenML and SkyPilot together.
+RUN_EXTRAS := train,orchestrate,demo
+DEV_EXTRAS := $(RUN_EXTRAS),aws,dev
+
+# "PROGRAM VERSION" of the first Python that will do; empty if there is none.
+FOUND := $(shell for p in $(or $(PYTHON),python3 python3.12 python3.11); do \
+	v=$$("$$p" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue; \
+	case $$v in (3.11|3.12) echo "$$p" "$$v"; break;; esac; done)
+PY := $(word 1,$(FOUND))
+PY_VERSION := $(word 2,$(FOUND))
+NEED_PYTHON = $(if $(PY),,$(error skytune needs Python 3.11 or 3.12: \
+	$(if $(PYTHON),$(PYTHON) is neither,found none as python3 python3.12 python3.11); \
+	try make $(MAKECMDGOALS) PYTHON=/path/to/python3.12))
+
+# A stamp says: .venv holds exactly what these files ask for. Its name is made of their content, not of their dates, which
+# a git checkout changes.
+KEY := $(PY_VERSION)-$(shell { pwd; cat pyproject.toml constraints.txt; } 2>/dev/null | cksum | tr -d ' ')
+RUN_STAMP := $(VENV)/.skytune-run-$(KEY)
+DEV_STAMP := $(VENV)/.skytune-dev-$(KEY)
+
+# pip and not uv: pip's configuration (a mirror, a proxy, a folder of wheels) is what people's machines have.
+# --build-constraint (pip 25.3) pins setuptools where a source package is built.
+define install
+	@$(NEED_PYTHON)
+	@rm -f $(VENV)/.skytune-*
+	@# A .venv of another Python, or one that was moved (its scripts name the old place), is made anew.
+	@v=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null); \
+	if [ "$$v" != "$(PY_VERSION)" ] || ! grep -qsF "$(CURDIR)/$(VENV)" $(BIN)/activate; then \
+		echo "making $(VENV) with $(PY) ($(PY_VERSION))"; \
+		"$(PY)" -m venv --clear $(VENV) || { \
+			echo "$(PY) cannot make virtual environments; on Debian and Ubuntu: apt-get install python$(PY_VERSION)-venv" >&2; \
+			exit 1; }; \
+	fi
+	@echo "installing the pinned dependencies into $(VENV): $(1)"
+	@$(PIP) install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	@# Told in full the first time, where it lasts; later only what is wrong.
+	$(PIP) install $(if $(wildcard $(VENV)/.skytune-*),--quiet) --constraint constraints.txt --build-constraint constraints.txt --editable ".[$(1)]"
+	@touch $(2)
+endef
+
+.PHONY: help run install install-dev test soak lint check doctor lock clean distclean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+run: $(RUN_STAMP) ## fine-tune: install what is missing, then python src/run.py (ARGS="data=sst2 model=bert-base")
+	@$(BIN)/python src/run.py $(ARGS)
+
+test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
+	@$(BIN)/python -m pytest $(ARGS)
+
+install: $(RUN_STAMP) ## only install what `make run` needs
+
+install-dev: $(DEV_STAMP) ## only install what tests and checks need
+
+lint: $(DEV_STAMP) ## ruff, mypy on src, import-linter
+	@status=0; \
+	$(BIN)/python -m ruff check src tests || status=1; \
+	$(BIN)/python -m mypy || status=1; \
+	$(BIN)/lint-imports --no-logo || status=1; \
+	exit $$status
+
+check: $(DEV_STAMP) ## pip check: do the installed packages fit together?
+	@$(PIP) check
+
+doctor: $(RUN_STAMP) ## is this machine ready? versions, devices, processes, disk, hub, ZenML
+	@$(BIN)/python -m skytune.stacks.doctor $(ARGS)
+
+soak: $(DEV_STAMP) ## the long tests that `make test` leaves out
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+# uv resolves for Python 3.11 and 3.12, Linux and macOS in one go. It keeps the pins that still fit; to renew:
+#   make lock ARGS=--upgrade      make lock ARGS="--upgrade-package datasets"
+# It does not read pip's configuration: name a mirror with UV_DEFAULT_INDEX. There are no hashes, because torch's wheel
+# differs between platforms under one version. deepspeed is published as source only; its metadata is built without
+# torch, which works, so that nothing about it has to be written down here by hand.
+lock: ## rewrite constraints.txt from pyproject.toml (ARGS=--upgrade to renew every pin)
+	@$(NEED_PYTHON)
+	@.lock-venv/bin/uv --version 2>/dev/null | grep -q "^uv $(UV_VERSION) " || { \
+		"$(PY)" -m venv --clear .lock-venv && \
+		.lock-venv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION); }
+	@.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras --annotation-style line \
+		--custom-compile-command "make lock" $(ARGS) --output-file constraints.txt pyproject.toml
+	@echo "constraints.txt: $$(grep -c '==' constraints.txt) pins"
+
+clean: ## remove caches and build output
+	@rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .lock-venv
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## the same, and .venv
+	@rm -rf $(VENV)
+
+$(RUN_STAMP):
+	$(call install,$(RUN_EXTRAS),$(RUN_STAMP))
+
+$(DEV_STAMP):
+	$(call install,$(DEV_EXTRAS),$(RUN_STAMP) $(DEV_STAMP))

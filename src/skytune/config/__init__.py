@@ -1,0 +1,24 @@
+"""The room of typed configuration: one dataclass a group, validated when it is made; no Hydra needed here."""
+
+from .compute import ComputeConfig, Device, LaunchConfig
+from .convert import from_dict, to_dict
+from .data import BadRows, DataConfig, DataSource
+from .errors import ConfigError, NotReachable, UserError, WorkerError
+from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, Select
+from .model import ModelConfig
+from .run import DebugConfig, Pipeline, Precision, RunConfig
+from .training import (
+    BatchConfig,
+    LoaderConfig,
+    OptimizerConfig,
+    OptimizerName,
+    ScheduleConfig,
+    ScheduleName,
+)
+
+__all__ = [
+    "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
+    "DebugConfig", "Device", "EvalConfig", "LaunchConfig", "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
+    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision", "RunConfig", "ScheduleConfig", "ScheduleName",
+    "Select", "UserError", "WorkerError", "from_dict", "to_dict",
+]  # fmt: skip

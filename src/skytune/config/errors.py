@@ -1,0 +1,17 @@
+"""Errors that a person can act on: shown as one line, without a traceback, with exit code 1."""
+
+
+class UserError(Exception):
+    """Something outside the program is wrong (input, machine, network); the message names it and the way out."""
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration value is unknown, of the wrong type or impossible; the message starts with its key."""
+
+
+class NotReachable(UserError):
+    """A hub, a store or a machine does not answer; the message names the ways to go on without it."""
+
+
+class WorkerError(UserError):
+    """A worker process ended badly; the message holds the last lines of its log."""

@@ -1,0 +1,95 @@
+"""`eval`, `checkpoint`, `log`: what is measured, which weights are kept, and how often something is said."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .errors import ConfigError
+
+METRICS = ("accuracy", "f1", "precision", "recall", "matthews", "roc_auc")
+"""Metrics that ship with the package; the loss is always there."""
+
+
+@dataclass(kw_only=True)
+class EvalConfig:
+    """Validation during training, and the metrics of every evaluation."""
+
+    every_epochs: int = 1
+    """Validate after every so many epochs; 0 only at the end."""
+
+    every_steps: int = 0
+    """Validate after every so many optimizer steps as well; 0 never."""
+
+    batch_size: int = 64
+    """Rows computed at once, per process, when nothing is learned."""
+
+    metrics: list[str] = field(default_factory=lambda: list(METRICS))
+    """Metrics by name: accuracy, f1, precision, recall, matthews, roc_auc; or the folder of an `evaluate` module."""
+
+    extra_metrics: dict[str, Any] = field(default_factory=dict)
+    """Your own, by name: `{_target_: package.module.function, ...}`, called with `predictions` and `references`
+    (lists of ints), returning a number or a dict of numbers; an `evaluate.Metric` class works too."""
+
+    sets: dict[str, str] = field(default_factory=dict)
+    """Further evaluation sets by name: split names or files, like `data.validation`. Scored at the end."""
+
+    def __post_init__(self) -> None:
+        for key in ("every_epochs", "every_steps"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"eval.{key}={getattr(self, key)}: must not be negative")
+        if self.batch_size < 1:
+            raise ConfigError(f"eval.batch_size={self.batch_size}: must be at least 1")
+        for name in self.metrics:
+            if name not in METRICS and "/" not in name and "." not in name:
+                raise ConfigError(f"eval.metrics: unknown metric '{name}'; allowed: {', '.join(METRICS)}, or a folder")
+        for name, spec in self.extra_metrics.items():
+            if not (isinstance(spec, dict) and isinstance(spec.get("_target_"), str)):
+                raise ConfigError(f"eval.extra_metrics.{name}: needs _target_: package.module.function")
+        for name in self.sets:
+            if name in ("train", "validation", "test"):
+                raise ConfigError(f"eval.sets.{name}: this name is taken by the data set's own split")
+
+
+class Select(str, Enum):
+    """Which weights a training run hands on."""
+
+    best = "best"
+    last = "last"
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """Which weights are kept and handed on."""
+
+    path: str | None = None
+    """A trained model (folder or Hub id) for `pipeline=evaluate`; `checkpoint=PATH` is short for it."""
+
+    select: Select = Select.best
+    """`best`: the weights with the best `metric` on the validation split; `last`: those after the last step."""
+
+    metric: str = "accuracy"
+    """The validation metric that decides; `loss` and the names in `eval.extra_metrics` work too."""
+
+    mode: str = "auto"
+    """`max`, `min`, or `auto` (min for the loss, max otherwise)."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", "max", "min"):
+            raise ConfigError(f"checkpoint.mode={self.mode}: allowed are auto, max, min")
+
+
+@dataclass(kw_only=True)
+class LogConfig:
+    """What is said while training runs."""
+
+    every_steps: int = 10
+    """A line in `history.jsonl` (and in the curves of the report) after every so many optimizer steps."""
+
+    every_seconds: float = 5.0
+    """On something that is not a terminal: a progress line at most every so many seconds."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise ConfigError(f"log.every_steps={self.every_steps}: must be at least 1")
+        if self.every_seconds < 0:
+            raise ConfigError(f"log.every_seconds={self.every_seconds}: must not be negative")

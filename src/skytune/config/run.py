@@ -1,0 +1,152 @@
+"""The whole configuration of one run."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .compute import ComputeConfig, Device, LaunchConfig
+from .data import DataConfig
+from .errors import ConfigError
+from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig
+from .model import ModelConfig
+from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
+
+
+class Pipeline(str, Enum):
+    """What `src/run.py` runs."""
+
+    training = "training"
+    evaluate = "evaluate"
+
+
+class Precision(str, Enum):
+    """Number format of the forward and backward pass."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+@dataclass(kw_only=True)
+class DebugConfig:
+    """Switches of the `debug` presets (smoke, overfit, profile)."""
+
+    traceback: bool = False
+    """Show the whole traceback of an error instead of one line."""
+
+    overfit: bool = False
+    """Validate on the train rows themselves (with a small `data.max_rows`): a model that cannot learn a few rows by
+    heart has a bug."""
+
+    profile_steps: int = 0
+    """Record so many steps (after two warm-up steps) with torch's profiler into the run's folder. 0 is off."""
+
+    def __post_init__(self) -> None:
+        if self.profile_steps < 0:
+            raise ConfigError(f"debug.profile_steps={self.profile_steps}: must not be negative")
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """One run: what is learned from what, how, and on which machine."""
+
+    name: str = ""
+    """First part of the run's folder name; empty means `<model>-<data>`."""
+
+    pipeline: Pipeline = Pipeline.training
+    """`training` (load, train, evaluate) or `evaluate` (score `checkpoint=PATH` without training)."""
+
+    seed: int = 42
+    """Decides splits, order of samples, new weights and dropout."""
+
+    epochs: int = 1
+    """Passes over the train split."""
+
+    max_steps: int | None = None
+    """Stop after so many optimizer steps; the schedule ends there too. Empty means `epochs` decides."""
+
+    limit_train_batches: int | None = None
+    """Use only the first so many global batches of every epoch."""
+
+    limit_eval_batches: int | None = None
+    """Use only the first so many batches of every evaluation split (the number of rows scored is reported)."""
+
+    precision: Precision = Precision.auto
+    """`fp32`, `bf16`, or `auto` (bf16 on GPUs that have it, else fp32)."""
+
+    cache: bool = True
+    """Reuse the results of steps whose inputs, code, data and versions did not change."""
+
+    plugins: list[str] = field(default_factory=list)
+    """Modules of yours to import first: whatever they register with `@configurable` can then be named."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Which network."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    """Which sentences and labels."""
+
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    """How many rows a step learns from."""
+
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    """How rows reach the device."""
+
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How weights change."""
+
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """How the learning rate changes."""
+
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """What is measured, and when."""
+
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Which weights are kept."""
+
+    log: LogConfig = field(default_factory=LogConfig)
+    """How often progress is recorded."""
+
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    """Which device."""
+
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    """How many processes."""
+
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """Your own code at named moments, by name: `{_target_: package.module.Class, ...}`."""
+
+    debug: DebugConfig = field(default_factory=DebugConfig)
+    """Help for finding faults."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of your own (`+extra.my_key=1`); they reach callbacks and the report."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError(f"epochs={self.epochs}: must be at least 1")
+        for key in ("max_steps", "limit_train_batches", "limit_eval_batches"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"{key}={value}: must be at least 1, or null for no limit")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed={self.seed}: must lie between 0 and 2**32 - 1")
+        if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
+            raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
+        if self.pipeline is Pipeline.training and self.checkpoint.path:
+            raise ConfigError(
+                "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
+                "or pipeline=evaluate to score it"
+            )
+        if self.precision is Precision.bf16 and self.compute.device is Device.mps:
+            raise ConfigError("precision=bf16 is not supported on compute=mps: use precision=fp32")
+        if self.checkpoint.metric not in {"loss", *self.eval.extra_metrics, *self.eval.metrics} and not any(
+            self.checkpoint.metric.startswith(name) for name in self.eval.extra_metrics
+        ):
+            raise ConfigError(
+                f"checkpoint.metric={self.checkpoint.metric}: not among eval.metrics ({', '.join(self.eval.metrics)}), "
+                f"loss or eval.extra_metrics; packaged: {', '.join(METRICS)}"
+            )
+        for name, spec in self.callbacks.items():
+            if not (isinstance(spec, dict) and isinstance(spec.get("_target_"), str)):
+                raise ConfigError(f"callbacks.{name}: needs _target_: package.module.Class")

@@ -1,0 +1,204 @@
+"""Presets and overrides to one `RunConfig`, with Hydra and hydra-zen. Imported by `src/run.py` alone."""
+
+import dataclasses
+import os
+import typing
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra_zen import ZenStore, builds
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from .convert import describe, from_dict
+from .docs import field_type, presets
+from .errors import ConfigError
+from .run import RunConfig
+from .targets import Configurable, import_plugins, registry
+
+SUGAR = {"callback": "callbacks", "metric": "eval.extra_metrics"}
+"""Groups whose presets are entries of a dict: where they go."""
+
+GLOBAL = ("data", "debug", "experiment")
+"""Groups whose presets may set keys of any group. Hydra wants that said where such a preset is chosen, or in the first
+line of its file, which here is the command that runs it."""
+
+
+def compose_run(folder: Path, overrides: list[str], extra_folder: Path | None = None) -> RunConfig:
+    """Return the validated configuration of `configs/config.yaml` under `folder` with command-line overrides.
+
+    Raises:
+        ConfigError: one line that names the key and what is allowed.
+    """
+    overrides = [_translate(text) for text in overrides]
+    parsed = [_parse(text) for text in overrides]
+    import_plugins(_plugins(parsed))
+    _register()
+    groups = presets(folder)
+    if extra_folder is not None:
+        if not extra_folder.is_dir():
+            raise ConfigError(f"--config-dir {extra_folder}: no such folder")
+        for group, entries in presets(extra_folder).items():
+            groups.setdefault(group, {}).update(entries)
+        overrides = [*overrides, f"hydra.searchpath=[file://{extra_folder.absolute()}]"]
+    for override in parsed:
+        _check(override, groups)
+    emptied = [o.key_or_group for o in parsed if o.is_delete() and _is_dict(o.key_or_group, groups)]
+    overrides = [text for text in overrides if text.lstrip("~") not in emptied]
+    try:
+        with initialize_config_dir(config_dir=str(folder.absolute()), version_base="1.3", job_name="skytune"):
+            composed = compose("config", overrides=overrides)
+        values = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(_one_line(error)) from error
+    for key in emptied:
+        _empty(values, key)
+    config = from_dict(RunConfig, values)  # type: ignore[arg-type]
+    if "plugins" not in {override.key_or_group for override in parsed}:
+        config.plugins = _plugins(parsed)
+    return config
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return the configuration as YAML."""
+    from .convert import to_dict
+
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def _register() -> None:
+    """Put the schema and what `@configurable` registered into Hydra's store, through hydra-zen."""
+    store = ZenStore(name="skytune", deferred_hydra_store=True)
+    store(OmegaConf.structured(RunConfig), name="schema")  # the dataclass itself, not a recipe that builds it
+    for entry in registry.values():
+        store(_node(entry), group=entry.group, name=entry.name)
+    store.add_to_hydra_store(overwrite_ok=True)
+
+
+def _node(entry: Configurable) -> DictConfig:
+    """Return a preset for something of the user's: its import path, and its signature's defaults as arguments.
+
+    A parameter without a default is left out: it is given on the command line, or offered when the thing is called.
+    """
+    config = OmegaConf.structured(builds(entry.obj, populate_full_signature=True))
+    values = {key: config._get_node(key) for key in config if not OmegaConf.is_missing(config, key)}
+    target = entry.target
+    values.pop("_target_", None)
+    if entry.group in SUGAR:
+        return OmegaConf.create({"_target_": target, **values})
+    node = OmegaConf.create({"_target_": target, "args": values})
+    return OmegaConf.create({entry.group: node}) if entry.group in GLOBAL else node
+
+
+def _translate(text: str) -> str:
+    """Spell out the short forms: `checkpoint=PATH`, `debug=`, `+callback=name`, `+metric=name`."""
+    key, equals, value = text.partition("=")
+    if key == "checkpoint" and equals:
+        return f"checkpoint.path={_quoted(value)}"
+    if text == "debug=":
+        text = "debug=traceback"
+        key, equals, value = text.partition("=")
+    if value == "null" and key in (*GLOBAL, "model", "optimizer", "schedule", "compute"):
+        return _translate(f"~{key}")
+    bare = key.lstrip("+~")
+    if bare in GLOBAL and (equals or key[0] == "~"):
+        return text.replace(bare, f"{bare}@_global_", 1)
+    if bare in SUGAR and equals:
+        return f"+{bare}@{SUGAR[bare]}.{value}={value}"
+    return text
+
+
+def _quoted(value: str) -> str:
+    return value if value[:1] in "'\"" else "'" + value.replace("'", "\\'") + "'"
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(f"cannot read '{text}': write key=value (quote values with commas, spaces or =)") from error
+
+
+def _plugins(parsed: list[Override]) -> list[str]:
+    """Return the modules to import before composing: `plugins=[...]`, else `SKYTUNE_PLUGINS` (comma-separated)."""
+    for override in parsed:
+        if override.key_or_group == "plugins":
+            value = override.value()
+            return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    return [name for name in os.environ.get("SKYTUNE_PLUGINS", "").split(",") if name]
+
+
+def _check(override: Override, groups: dict[str, dict[str, str]]) -> None:
+    """Refuse an override that Hydra would refuse less readably."""
+    key, text = override.key_or_group, (override.input_line or "").replace("@_global_", "")
+    if override.is_sweep_override():
+        raise ConfigError(f"'{text}' asks for several runs; run one value at a time")
+    if key in groups:
+        name = override.value()
+        if name is not None and name not in groups[key]:
+            raise ConfigError(f"{key}={name}: no such preset; allowed: {', '.join(groups[key])}")
+        return
+    if key.split(".")[0] == "hydra" or (override.package is not None and key not in GLOBAL):
+        return
+    hint = field_type(key)
+    free = "." in key and _in_dict(key)
+    if override.is_delete() and not free and not _is_dict(key, groups):
+        raise ConfigError(
+            f"'{text}': {key} is a fixed key and cannot be taken away; set it (null or false switch most things off)"
+        )
+    if override.is_add() and not free:
+        raise ConfigError(f"'{text}': {key} is there already; write {text.lstrip('+')}")
+    if not free and not override.is_delete():
+        value = override.value()
+        if isinstance(value, dict) and not _takes_group(hint):
+            raise ConfigError(f"{key}={value}: must be {describe(hint)}")
+
+
+def _is_dict(key: str, groups: dict[str, dict[str, str]]) -> bool:
+    """Whether the key is a group of free keys itself; `~key` empties it."""
+    return key not in groups and not _in_dict(key) and typing.get_origin(field_type(key)) is dict
+
+
+def _empty(values: Any, key: str) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        values = values[part]
+    values[last] = {}
+
+
+def _in_dict(key: str) -> bool:
+    """Whether the key lies inside a group of free keys (`extra`, `callbacks`, `model.args`, ...)."""
+    parts = key.split(".")
+    for cut in range(1, len(parts)):
+        hint = field_type(".".join(parts[:cut]))
+        if typing.get_origin(hint) is dict or hint is Any:
+            return True
+    return False
+
+
+def _takes_group(hint: Any) -> bool:
+    return hint is Any or dataclasses.is_dataclass(hint) or typing.get_origin(hint) is dict
+
+
+def _one_line(error: Exception) -> str:
+    """Return what Hydra or OmegaConf found wrong as one line that starts with the key."""
+    found: BaseException = error
+    while found.__cause__ is not None:
+        found = found.__cause__
+    key = getattr(found, "full_key", None) or ""
+    first = str(found).strip().splitlines()[0] if str(found).strip() else type(found).__name__
+    if key:
+        try:
+            wanted = describe(field_type(str(key).split("[")[0]))
+        except ConfigError as unknown:
+            return f"{unknown}; to add a key to a group of free keys, put a + before it"
+        value = getattr(found, "value", None)
+        said = f"={value!r}" if value is not None else ""
+        if "not in struct" in first:
+            return f"unknown key '{key}': to add a key of your own put a + before it (+{key}=...)"
+        return f"{key}{said}: must be {wanted}"
+    return first

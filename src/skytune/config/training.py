@@ -1,0 +1,144 @@
+"""`batch`, `loader`, `optimizer`, `schedule`: the mathematics of training, and how rows reach it."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class BatchConfig:
+    """The global batch is the primary number: it does not change with the number of processes."""
+
+    global_size: int = 32
+    """Rows that one optimizer step learns from, over all processes and accumulation steps."""
+
+    micro_size: int | None = None
+    """Rows a process computes at once; smaller than its share of the global batch means gradient accumulation.
+    Empty means the whole share."""
+
+    bucket_batches: int = 50
+    """Rows are sorted by length within pools of so many global batches, so that little padding is computed;
+    1 switches length bucketing off."""
+
+    pad_multiple: int = 8
+    """Padded lengths are multiples of this."""
+
+    def __post_init__(self) -> None:
+        for key in ("global_size", "bucket_batches", "pad_multiple"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"batch.{key}={getattr(self, key)}: must be at least 1")
+        if self.micro_size is not None and not 1 <= self.micro_size <= self.global_size:
+            raise ConfigError(
+                f"batch.micro_size={self.micro_size}: must lie between 1 and batch.global_size={self.global_size}"
+            )
+
+
+@dataclass(kw_only=True)
+class LoaderConfig:
+    """Data loading in the worker processes."""
+
+    num_workers: int = 0
+    """Extra processes that build batches; 0 builds them in the training process (tokens are memory-mapped: enough)."""
+
+    pin_memory: bool = True
+    """Use page-locked memory for copies to a GPU (no effect on a CPU)."""
+
+    prefetch: int = 2
+    """Batches that every loader process keeps ready."""
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise ConfigError(f"loader.num_workers={self.num_workers}: must not be negative")
+        if self.prefetch < 1:
+            raise ConfigError(f"loader.prefetch={self.prefetch}: must be at least 1")
+
+
+class OptimizerName(str, Enum):
+    """Optimizers by name."""
+
+    adamw = "adamw"
+    sgd = "sgd"
+
+
+@dataclass(kw_only=True)
+class OptimizerConfig:
+    """The optimizer and the clipping of its gradients."""
+
+    name: OptimizerName = OptimizerName.adamw
+    """`adamw` (fused where the device has it) or `sgd`; unused with `_target_`."""
+
+    lr: float = 5e-5
+    """Peak learning rate."""
+
+    weight_decay: float = 0.01
+    """Decoupled weight decay; biases and normalization weights are never decayed."""
+
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """AdamW's two averaging constants."""
+
+    eps: float = 1e-8
+    """AdamW's term in the denominator."""
+
+    momentum: float = 0.0
+    """SGD's momentum."""
+
+    clip_norm: float | None = 1.0
+    """Largest global norm of the gradient; empty switches clipping off."""
+
+    _target_: str | None = None
+    """Import path of an optimizer class, called with the parameter groups, `lr=` and `args`."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `_target_`."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < 10:
+            raise ConfigError(f"optimizer.lr={self.lr}: must be above 0 (and below 10)")
+        if self.weight_decay < 0:
+            raise ConfigError(f"optimizer.weight_decay={self.weight_decay}: must not be negative")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas={self.betas}: two numbers, each at least 0 and below 1")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ConfigError(f"optimizer.clip_norm={self.clip_norm}: must be above 0, or null for no clipping")
+        if self.args and not self._target_:
+            raise ConfigError("optimizer.args has an effect only together with optimizer._target_")
+
+
+class ScheduleName(str, Enum):
+    """Learning-rate schedules by name."""
+
+    linear = "linear"
+    cosine = "cosine"
+    constant = "constant"
+
+
+@dataclass(kw_only=True)
+class ScheduleConfig:
+    """The learning rate as a function of the optimizer step; the number of processes plays no part."""
+
+    name: ScheduleName = ScheduleName.linear
+    """`linear` or `cosine` decay to 0, or `constant`; all after the warmup."""
+
+    warmup_steps: int = 0
+    """Optimizer steps in which the rate grows linearly from 0."""
+
+    warmup_ratio: float = 0.0
+    """The same as a share of all steps; used when `warmup_steps` is 0."""
+
+    _target_: str | None = None
+    """Import path of a function `(step, total_steps, **args) -> factor` on the learning rate."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `_target_`."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ConfigError(f"schedule.warmup_steps={self.warmup_steps}: must not be negative")
+        if not 0 <= self.warmup_ratio < 1:
+            raise ConfigError(f"schedule.warmup_ratio={self.warmup_ratio}: must be at least 0 and below 1")
+        if self.warmup_steps and self.warmup_ratio:
+            raise ConfigError("schedule.warmup_steps and schedule.warmup_ratio are both set: give one")
+        if self.args and not self._target_:
+            raise ConfigError("schedule.args has an effect only together with schedule._target_")

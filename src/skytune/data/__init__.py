@@ -1,0 +1,10 @@
+"""The room of data: rows from packages, files, the Hub or a function, honest splits, tokens ready for training.
+
+Importing it costs little: torch, transformers and datasets are imported where they are used.
+"""
+
+from .fingerprint import fingerprint
+from .prepare import Prepared, prepare
+from .splits import normalize
+
+__all__ = ["Prepared", "fingerprint", "normalize", "prepare"]

@@ -1,0 +1,124 @@
+"""Token rows to padded batches, straight from memory-mapped Arrow buffers: no `datasets`, no Python objects per row."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..config import UserError
+from .tables import read_split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+IGNORED = -100
+"""Label of padding, as torch's cross entropy leaves it out."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A column of variable-length rows: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+    longest: int = 1
+
+    def padded(self, rows: np.ndarray, width: int, fill: int | float) -> np.ndarray:
+        """Return the rows as one array of shape [len(rows), width], filled up on the right."""
+        starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        columns = np.arange(width)
+        inside = columns < lengths[:, None]
+        if not len(self.values):
+            return np.full(inside.shape, fill, dtype=self.values.dtype)
+        index = np.minimum(starts[:, None] + columns, len(self.values) - 1)
+        return np.where(inside, self.values[index], np.asarray(fill, dtype=self.values.dtype))
+
+
+class TokenTable:
+    """One split, ready to be cut into batches.
+
+    Attributes:
+        lengths: int64 [rows], tokens of every row (1 where there are no tokens).
+        labels: int64 [rows] or None.
+    """
+
+    def __init__(self, table: "pa.Table", pad_id: int = 0) -> None:
+        self.rows = table.num_rows
+        self.pad_id = pad_id
+        self.columns: dict[str, Any] = {name: _column(table.column(name)) for name in table.column_names}
+        first = self.columns.get("input_ids")
+        ragged = first if isinstance(first, Ragged) else None
+        self.lengths = np.diff(ragged.offsets) if ragged is not None else np.ones(self.rows, dtype=np.int64)
+        labels = self.columns.get("labels")
+        self.labels = labels.astype(np.int64) if isinstance(labels, np.ndarray) and labels.ndim == 1 else None
+
+    @classmethod
+    def open(cls, folder: Path, pad_id: int = 0) -> "TokenTable":
+        """Open the folder of one split; nothing is read before it is needed."""
+        return cls(read_split(folder), pad_id)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def largest_id(self) -> int:
+        """Return the largest token id of the split, -1 where there are no tokens."""
+        column = self.columns.get("input_ids")
+        return int(column.values.max()) if isinstance(column, Ragged) and len(column.values) else -1
+
+    def batch(self, rows: np.ndarray, multiple: int = 1) -> dict[str, "torch.Tensor"]:
+        """Return the rows as tensors by column: [n], or [n, width] padded to the longest row here.
+
+        Integers become int64, floats float32. `input_ids` are padded with the tokenizer's padding id, `labels` with
+        -100, everything else with 0. The width is a multiple of `multiple`, but never more than the split's longest
+        row needs.
+        """
+        import torch
+
+        tensors = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Ragged):
+                longest = int((column.offsets[rows + 1] - column.offsets[rows]).max(initial=1))
+                width = min(-(-longest // multiple) * multiple, column.longest)
+                fill = {"input_ids": self.pad_id, "labels": IGNORED}.get(name, 0)
+                values = column.padded(rows, width, fill)
+            elif isinstance(column, np.ndarray):
+                values = column[rows]
+            else:
+                values = np.asarray(column.take(rows).to_pylist())
+            kind = np.float32 if np.issubdtype(values.dtype, np.floating) else np.int64
+            tensors[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=kind))
+        return tensors
+
+
+def _column(column: "pa.ChunkedArray") -> Any:
+    """Return an Arrow column as Ragged (lists), ndarray (numbers) or, for anything nested, as it is."""
+    import pyarrow as pa
+
+    kind = column.type
+    if column.null_count:
+        raise UserError(f"a column of the split has {column.null_count} empty values")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        if not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
+            return column
+        return _ragged(column)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return column.to_numpy()
+    return column
+
+
+def _ragged(column: "pa.ChunkedArray") -> Ragged:
+    """Join the chunks; one chunk stays a view of the mapped file."""
+    values, offsets, total = [], [np.zeros(1, dtype=np.int64)], 0
+    for chunk in column.chunks:
+        cut = chunk.offsets.to_numpy().astype(np.int64)
+        # `chunk.values` ignores a slice of the chunk, the offsets do not.
+        values.append(chunk.values.to_numpy(zero_copy_only=False)[cut[0] : cut[-1]])
+        offsets.append(cut[1:] - cut[0] + total)
+        total += int(cut[-1] - cut[0])
+    if not values:
+        return Ragged(np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    joined = np.concatenate(offsets)
+    longest = int(np.diff(joined).max(initial=1))
+    return Ragged(values[0] if len(values) == 1 else np.concatenate(values), joined, longest)

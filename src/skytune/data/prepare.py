@@ -1,0 +1,219 @@
+"""From a configuration to tokenized splits: read, check, cut, drop leaks, shrink, tokenize; in this order."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..config import ConfigError, DataConfig, ModelConfig, UserError
+from ..models import check_vocabulary, fetch, load_config, load_tokenizer, max_length
+from .fingerprint import fingerprint
+from .labels import Classes, encode, find_classes, labelled
+from .rows import Rows, drop_bad
+from .sources import Source
+from .splits import Purpose, cut, shrink, text_keys
+from .tokens import tokenize, with_labels
+
+logger = logging.getLogger(__name__)
+
+Notes = dict[str, int | str]
+"""What happened to the data, in words and numbers."""
+
+
+@dataclass
+class Prepared:
+    """Splits that can be trained and scored on."""
+
+    train: Any
+    """`datasets.Dataset` in torch format: `input_ids`, `attention_mask`, `labels` (see `tokens.tokenize`)."""
+
+    validation: Any
+    """As `train`; chooses the weights."""
+
+    test: Any
+    """As `train`; scored once, at the end."""
+
+    sets: dict[str, Any]
+    """Further evaluation sets, by name, as `train`."""
+
+    tokenizer: Any
+    """The tokenizer; None where the data set brings numbers."""
+
+    labels: list[str]
+    """Class names in the order of their numbers."""
+
+    notes: Notes
+    """What happened on the way: rows read, dropped, truncated; where validation and test came from."""
+
+    fingerprint: str
+    """Hash of what the splits were read from."""
+
+
+@dataclass
+class Split:
+    """One split on its way: rows and their class numbers."""
+
+    rows: Rows
+    numbers: np.ndarray
+
+    def take(self, positions: np.ndarray) -> "Split":
+        """Return the rows at these positions."""
+        return Split(self.rows.take(positions), self.numbers[positions])
+
+
+def prepare(config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, str]) -> Prepared:
+    """Read a data set and return its splits, tokenized for a model.
+
+    Test and validation splits that are missing or unlabelled are cut from train, stratified, by the seed, before
+    anything is left out, so that they do not depend on `fraction` and `max_rows`. Then rows whose text stands in a
+    later-used split are dropped (from validation where it stands in test; from train where it stands in validation,
+    test or a further set). Only then is train shrunk.
+
+    Args:
+        config: the data set.
+        model: whose tokenizer and greatest length are used.
+        seed: decides cuts and the shrunken part.
+        sets: further evaluation sets by name: split names or files.
+
+    Raises:
+        UserError: anything wrong with the data, named with its file and row, and the way out.
+        NotReachable: data or model on the Hub, which does not answer.
+    """
+    print_ = fingerprint(config, sets)
+    notes: Notes = {}
+    splits, classes = _read(config, seed, sets, notes)
+    if config.drop_leaks:
+        _drop_leaks(splits, config, sets, notes)
+    kept = shrink(splits["train"].numbers, config.fraction, config.max_rows, seed)
+    splits["train"] = splits["train"].take(kept)
+    tokenizer = limit = None
+    if splits["train"].rows.text is not None:
+        tokenizer, limit = _tokenizer(config, model)
+        notes["max_length"] = limit if limit is not None else "no limit"
+    done = {}
+    total = 0
+    for name, split in splits.items():
+        done[name], truncated = _finish(split, tokenizer, limit, classes)
+        notes[f"rows_{name}"] = len(split.rows)
+        notes[f"truncated_{name}"] = truncated
+        total += truncated
+    notes["truncated"] = total
+    return Prepared(
+        train=done.pop("train"),
+        validation=done.pop("validation"),
+        test=done.pop("test"),
+        sets=done,
+        tokenizer=tokenizer,
+        labels=classes.names,
+        notes=notes,
+        fingerprint=print_,
+    )
+
+
+def _read(config: DataConfig, seed: int, sets: dict[str, str], notes: Notes) -> tuple[dict[str, Split], Classes]:
+    """Read all splits, check texts and labels, and cut from train what is missing."""
+    source = Source(config)
+    dropped = 0
+
+    def read(spec: str, key: str, name: str) -> Rows:
+        nonlocal dropped
+        rows = source.split(spec, key, name)
+        rows, bad = drop_bad(rows, config.bad_rows)
+        dropped += bad
+        if len(rows) == 0:
+            raise UserError(f"{key}={spec}: 0 rows are left in {name}")
+        return rows
+
+    rows = read(config.train, "data.train", "train")
+    classes = find_classes(rows, config.labels)
+    train = Split(rows, encode(rows, classes))
+    total = len(rows)
+    notes["rows_read"] = total
+    found: dict[str, Split] = {}
+    for name, spec in (("test", config.test), ("validation", config.validation)):
+        spec = spec or (name if source.offers(name) else None)
+        why = "there is none"
+        if spec:
+            rows = read(spec, f"data.{name}", name)
+            numbers = encode(rows, classes)
+            if labelled(rows, numbers, whole=True):
+                found[name] = Split(rows, numbers)
+                notes[f"{name}_from"] = spec
+                continue
+            why = f"'{spec}' has no labels"
+        fraction = config.test_fraction if name == "test" else config.validation_fraction
+        size = max(1, round(total * fraction))  # a share of train as it was read: both splits get what they were told
+        if size >= len(train.rows):
+            raise UserError(f"data.{name}: {why}, and train has too few rows ({total}) to cut one from it")
+        stay, off = cut(train.numbers, size, seed, Purpose[name])
+        found[name], train = train.take(off), train.take(stay)
+        found[name].rows.name = name
+        notes[f"{name}_from"] = f"cut from train ({why})"
+    splits = {"train": train, "validation": found["validation"], "test": found["test"]}
+    for name, spec in sets.items():
+        rows = read(spec, f"eval.sets.{name}", name)
+        splits[name] = Split(rows, encode(rows, classes))
+        labelled(rows, splits[name].numbers, whole=False)
+    notes["dropped_bad_rows"] = dropped + source.malformed
+    return splits, classes
+
+
+def _drop_leaks(splits: dict[str, Split], config: DataConfig, sets: dict[str, str], notes: Notes) -> None:
+    """Drop texts that stand in a split that is used later, and count texts that stand in train twice."""
+    all_keys = {name: text_keys(split.rows) for name, split in splits.items()}
+    keys = {name: key for name, key in all_keys.items() if key is not None}
+    if len(keys) < len(all_keys):
+        notes["leaks"] = "not looked for: the data brings neither texts nor token ids"
+        return
+    _count_duplicates(keys["train"], splits["train"].numbers, notes)
+    leak = np.isin(keys["validation"], keys["test"])
+    notes["dropped_leaks_validation"] = _drop(splits, "validation", leak)
+    keys["validation"] = keys["validation"][~leak]
+    # A further set that is the train split itself asks for the score on what was learned.
+    scored = np.concatenate([key for name, key in keys.items() if name != "train" and sets.get(name) != config.train])
+    notes["dropped_leaks_train"] = _drop(splits, "train", np.isin(keys["train"], scored))
+
+
+def _drop(splits: dict[str, Split], name: str, leak: np.ndarray) -> int:
+    count = int(leak.sum())
+    if count == len(leak):
+        raise UserError(
+            f"all {count:,} rows of {name} also stand in a split that is scored later, so none is left; "
+            "data.drop_leaks=false keeps them (and makes scores meaningless)"
+        )
+    if count:
+        splits[name] = splits[name].take(np.flatnonzero(~leak))
+    return count
+
+
+def _count_duplicates(keys: np.ndarray, numbers: np.ndarray, notes: Notes) -> None:
+    """Note rows of train whose text stood there before, and texts that have two labels."""
+    texts = len(np.unique(keys))
+    notes["duplicate_texts"] = len(keys) - texts
+    pairs = np.unique(np.stack([keys, numbers.astype(np.uint64)]), axis=1)
+    notes["conflicting_texts"] = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
+
+
+def _tokenizer(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]:
+    """Return the tokenizer and the number of tokens at which texts are cut."""
+    tokenizer = load_tokenizer(model)
+    values = None if model._target_ else load_config(model, fetch(model.name, model.revision, weights=False))
+    check_vocabulary(tokenizer, values)
+    limit = max_length(tokenizer, values)
+    if config.max_length is not None and limit is not None and config.max_length > limit:
+        raise ConfigError(f"data.max_length={config.max_length}: {model.name} takes {limit} tokens at most")
+    return tokenizer, config.max_length or limit
+
+
+def _finish(split: Split, tokenizer: Any, limit: int | None, classes: Classes) -> tuple[Any, int]:
+    if split.rows.other is not None:
+        return _numbers(split, classes), 0
+    return tokenize(split.rows, split.numbers, tokenizer, limit, classes.names)
+
+
+def _numbers(split: Split, classes: Classes) -> Any:
+    """Return a split that brings its own numbers: all columns as they are, and `labels`."""
+    dataset = split.rows.other.flatten_indices() if split.rows.other._indices is not None else split.rows.other
+    table = dataset.with_format("arrow")[:]
+    return with_labels(table, dict(dataset.features), split.numbers, classes.names)

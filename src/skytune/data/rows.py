@@ -1,0 +1,142 @@
+"""Rows of one split as they were read: texts and raw labels in Arrow columns, and where every row came from."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..config import BadRows, ConfigError, UserError
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """One split before its texts are tokenized. All columns have the same length."""
+
+    name: str
+    """What messages call it: the split's name, or the file."""
+
+    text: pa.ChunkedArray | None = None
+    """Texts (large_string); None where the data set brings numbers."""
+
+    pair: pa.ChunkedArray | None = None
+    """Second texts (large_string)."""
+
+    label: pa.ChunkedArray | None = None
+    """Labels as they were read; None where there is no such column."""
+
+    names: list[str] | None = None
+    """Class names that the data set itself declares."""
+
+    odd: dict[int, str] = field(default_factory=dict)
+    """Rows (positions) that have no text, with what stands there instead."""
+
+    parts: list[tuple[str, int]] = field(default_factory=list)
+    """The files that the rows came from, and how many came from each, in order."""
+
+    other: Any = None
+    """`datasets.Dataset` of all columns but the label, where the data set brings numbers."""
+
+    number: np.ndarray | None = None
+    """Where each row stood when it was read, from 0; None while nothing was taken away."""
+
+    def __len__(self) -> int:
+        for column in (self.text, self.other, self.label):
+            if column is not None:
+                return len(column)
+        return 0
+
+    def where(self, position: int) -> str:
+        """Return how a person finds a row: `train.tsv, row 5` (rows count from 1, without the header)."""
+        row = int(position if self.number is None else self.number[position])
+        for name, count in self.parts:
+            if row < count:
+                return f"{name}, row {row + 1}"
+            row -= count
+        return f"{self.name}, row {row + 1}"
+
+    def take(self, positions: np.ndarray) -> "Rows":
+        """Return the rows at these positions, in this order."""
+        index = pa.array(positions, type=pa.int64())
+        number = np.arange(len(self)) if self.number is None else self.number
+        return dataclasses.replace(
+            self,
+            text=None if self.text is None else self.text.take(index),
+            pair=None if self.pair is None else self.pair.take(index),
+            label=None if self.label is None else self.label.take(index),
+            other=None if self.other is None else self.other.select(positions),
+            number=number[positions],
+            odd={},
+        )
+
+
+def text_column(column: Any, name: str, where: str) -> pa.ChunkedArray:
+    """Return an Arrow column as large_string (rows of any total size).
+
+    Raises:
+        ConfigError: the column holds something else than text.
+    """
+    column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    types = pa.types
+    if types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    raise ConfigError(f"{where}: column '{name}' holds {kind}, not text; data.text names the column with the texts")
+
+
+def concatenate(parts: list[Rows], name: str) -> Rows:
+    """Return the rows of several files as one split."""
+    if len(parts) == 1:
+        return dataclasses.replace(parts[0], name=name)
+    kinds = {part.label.type for part in parts if part.label is not None}
+    whole = Rows(name=name, parts=[entry for part in parts for entry in part.parts])
+    start = 0
+    for part in parts:
+        whole.odd |= {start + row: value for row, value in part.odd.items()}
+        start += len(part)
+    for key in ("text", "pair", "label"):
+        columns = [getattr(part, key) for part in parts]
+        if all(column is None for column in columns):
+            continue
+        if any(column is None for column in columns):  # some files have labels, some have none
+            columns = [pa.chunked_array([pa.nulls(len(p), pa.large_string())]) if c is None else c
+                       for p, c in zip(parts, columns, strict=True)]  # fmt: skip
+        if key == "label" and (len(kinds) > 1 or len({c.type for c in columns}) > 1):
+            columns = [column.cast(pa.large_string()) for column in columns]
+        setattr(whole, key, pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type))
+    return whole
+
+
+def drop_bad(rows: Rows, policy: BadRows) -> tuple[Rows, int]:
+    """Return the rows that have a text, and how many had none.
+
+    Raises:
+        UserError: a row has none and the policy is `error`; the message names it and the way out.
+    """
+    bad = np.zeros(len(rows), dtype=bool)
+    for column in (rows.text, rows.pair):
+        if column is not None:
+            empty = pc.equal(pc.utf8_trim_whitespace(column), "")
+            bad |= pc.fill_null(empty, True).to_numpy()
+    bad[list(rows.odd)] = True
+    if not bad.any():
+        return rows, 0
+    if policy is BadRows.error:
+        first = int(bad.argmax())
+        what = rows.odd.get(first) or _what(rows, first)
+        more = f" (and {int(bad.sum()) - 1} more)" if bad.sum() > 1 else ""
+        raise UserError(f"{rows.where(first)}: {what}{more}; data.bad_rows=drop leaves such rows out")
+    return rows.take(np.flatnonzero(~bad)), int(bad.sum())
+
+
+def _what(rows: Rows, position: int) -> str:
+    for column, name in ((rows.text, "text"), (rows.pair, "second text")):
+        if column is not None:
+            value = column[position].as_py()
+            if value is None:
+                return f"the {name} is missing"
+            if not value.strip():
+                return f"the {name} is empty" if value == "" else f"the {name} is only white space"
+    return "there is no text"

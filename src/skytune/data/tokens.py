@@ -1,0 +1,79 @@
+"""Texts to tokens: columns that a trainer takes as they are, unpadded; truncation is counted, never silent."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..models.quiet import quiet
+from .rows import Rows
+
+BATCH = 1000
+"""Texts that are tokenized at once."""
+
+
+def tokenize(rows: Rows, numbers: np.ndarray, tokenizer: Any, limit: int | None, names: list[str]) -> tuple[Any, int]:
+    """Return one split as a `datasets.Dataset` in torch format, and how many texts were truncated.
+
+    Columns: `input_ids` (list of int32), `attention_mask` (list of int8), for text pairs `token_type_ids` (list of
+    int8) where the tokenizer makes them, and `labels` (class label). Nothing is padded; nothing is written to disk.
+
+    Args:
+        rows: texts.
+        numbers: (rows,) class numbers.
+        tokenizer: a transformers tokenizer.
+        limit: longest row in tokens; None is no limit.
+        names: class names.
+    """
+    import datasets
+
+    wanted = ["input_ids", "attention_mask"]
+    if rows.pair is not None and "token_type_ids" in tokenizer.model_input_names:
+        wanted.append("token_type_ids")
+    types = {name: pa.list_(pa.int32() if name == "input_ids" else pa.int8()) for name in wanted}
+    chunks: dict[str, list[pa.Array]] = {name: [] for name in wanted}
+    truncated = 0
+    with quiet("transformers"):
+        for start in range(0, len(rows), BATCH):
+            encoded, cut = _encode(rows, start, tokenizer, limit, wanted)
+            truncated += cut
+            for name in wanted:
+                chunks[name].append(pa.array(encoded[name], types[name]))
+    columns = {name: pa.chunked_array(chunks[name], types[name]) for name in wanted}
+    features: dict[str, Any] = {
+        "input_ids": datasets.List(datasets.Value("int32")),
+        **{name: datasets.List(datasets.Value("int8")) for name in wanted[1:]},
+    }
+    return with_labels(pa.table(columns), features, numbers, names), truncated
+
+
+def with_labels(table: pa.Table, features: dict[str, Any], numbers: np.ndarray, names: list[str]) -> Any:
+    """Return an Arrow table and its labels as a `datasets.Dataset` in torch format."""
+    import datasets
+
+    table = table.append_column("labels", pa.chunked_array([pa.array(numbers, pa.int64())]))
+    all_features = datasets.Features({**features, "labels": datasets.ClassLabel(names=names)})
+    table = table.cast(all_features.arrow_schema)
+    return datasets.Dataset(table, info=datasets.DatasetInfo(features=all_features)).with_format("torch")
+
+
+def _encode(rows: Rows, start: int, tokenizer: Any, limit: int | None, wanted: list[str]) -> tuple[dict[str, Any], int]:
+    """Tokenize one batch; rows that are too long are tokenized again, since only the tokenizer knows what must stay."""
+    assert rows.text is not None
+    columns = [column.slice(start, BATCH).to_pylist() for column in (rows.text, rows.pair) if column is not None]
+    options: dict[str, Any] = {
+        "padding": False,
+        "return_attention_mask": True,
+        "return_token_type_ids": "token_type_ids" in wanted,
+        "verbose": False,  # no warning about texts that are too long: they are counted
+    }
+    encoded = tokenizer(*columns, truncation=False, **options)
+    long = [row for row, ids in enumerate(encoded["input_ids"]) if limit is not None and len(ids) > limit]
+    if long:
+        again = tokenizer(
+            *[[column[row] for row in long] for column in columns], truncation=True, max_length=limit, **options
+        )
+        for name in wanted:
+            for place, row in enumerate(long):
+                encoded[name][row] = again[name][place]
+    return encoded, len(long)

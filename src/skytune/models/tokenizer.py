@@ -1,0 +1,107 @@
+"""The tokenizer of a model: where it comes from, how long a text may be, whether it fits the model's vocabulary."""
+
+from typing import Any
+
+from ..config import ModelConfig, UserError
+from .quiet import quiet
+from .source import ModelSource, fetch, first_line
+
+OFFSET_FAMILIES = {
+    "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm",
+    "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
+"""Model types whose position numbers start behind the padding token's number: two places fewer than the table has."""
+
+NO_LIMIT = 1_000_000
+"""`model_max_length` at and above this is transformers' way to say that nobody knows."""
+
+
+def load_tokenizer(config: ModelConfig, source: ModelSource | None = None) -> Any:
+    """Return the tokenizer of a model.
+
+    A tokenizer without a padding token (GPT-2, Llama) pads with its end-of-text token, as is usual.
+
+    Args:
+        config: the model; `tokenizer` goes before `name`.
+        source: the resolved model, to save looking for it again.
+
+    Raises:
+        UserError: no tokenizer there, or one without any token to pad with.
+        NotReachable: it is on the Hub, which does not answer.
+    """
+    if config.tokenizer:
+        folder = fetch(config.tokenizer, weights=False, key="model.tokenizer")
+    elif source is not None and source.path:
+        folder = source.path
+    else:
+        revision = source.revision if source is not None and source.revision else config.revision
+        folder = fetch(config.name, revision, weights=False)
+    return read_tokenizer(folder, config.tokenizer or config.name)
+
+
+def read_tokenizer(folder: str, name: str | None = None) -> Any:
+    """Return the tokenizer in a local folder; `name` is what messages call it.
+
+    Raises:
+        UserError: as in `load_tokenizer`.
+    """
+    from transformers import AutoTokenizer
+
+    name = name or folder
+    try:
+        with quiet("transformers", "huggingface_hub"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+        reason = first_line(error)
+        raise UserError(f"no usable tokenizer in {name} (model.tokenizer=... names another): {reason}") from error
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise UserError(
+                f"the tokenizer of {name} has no padding token and no end token (model.tokenizer=... names another)"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def max_length(tokenizer: Any, config: Any) -> int | None:
+    """Return the number of tokens that the model takes at most; None where nothing is known.
+
+    Args:
+        tokenizer: a transformers tokenizer, or None.
+        config: the model's transformers configuration, or None.
+    """
+    limits = []
+    told = getattr(tokenizer, "model_max_length", None)
+    if isinstance(told, int) and 0 < told < NO_LIMIT:
+        limits.append(told)
+    places = getattr(config, "max_position_embeddings", None)
+    if isinstance(places, int) and places > 0:
+        offset = 2 if getattr(config, "model_type", "") in OFFSET_FAMILIES else 0
+        limits.append(places - offset)
+    return min(limits) if limits else None
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """Return the number of rows that an embedding needs for every token of this tokenizer."""
+    return int(max(tokenizer.get_vocab().values(), default=-1)) + 1
+
+
+def check_vocabulary(tokenizer: Any, config: Any) -> None:
+    """See that every token has a place in the model's embedding.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        config: the model's transformers configuration; one without `vocab_size` passes.
+
+    Raises:
+        UserError: the tokenizer has tokens beyond the model's vocabulary.
+    """
+    places = getattr(config, "vocab_size", None)
+    if not isinstance(places, int):
+        return
+    size = vocabulary_size(tokenizer)
+    if size > places:
+        raise UserError(
+            f"the tokenizer does not fit the model: it has {size:,} tokens, the model's vocabulary {places:,}; "
+            "take the model's own tokenizer (leave model.tokenizer empty)"
+        )

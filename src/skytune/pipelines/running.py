@@ -1,0 +1,80 @@
+"""Runs the pipeline that a configuration names, and says at the end what came out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import materializers, models
+from ..config import Pipeline, RunConfig, UserError, to_dict
+from ..report import summary
+from ..report.scoring import model_path
+from ..steps.cache import expire_lost
+from .evaluate import evaluate
+from .training import training
+
+if TYPE_CHECKING:
+    from zenml.client import Client
+
+PIPELINES: dict[Pipeline, Callable[..., Any]] = {Pipeline.training: training, Pipeline.evaluate: evaluate}
+
+EXAMPLES = [
+    "python src/run.py data.max_rows=null epochs=3 launch.num_processes=2",
+    "python src/run.py data=sst2 model=bert-base compute=cuda",
+]
+
+
+def run_pipeline(client: "Client", config: RunConfig) -> str:
+    """Run the configured pipeline on the active stack; return the summary for the terminal.
+
+    Raises:
+        UserError: whatever a step names.
+    """
+    config = resolved(config)
+    materializers.register()
+    expire_lost(client)
+    run = PIPELINES[config.pipeline](to_dict(config))
+    return tell(client, config, client.get_pipeline_run(run.id))
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """Return the configuration with what `pipeline=evaluate` implies: the checkpoint's own tokenizer and classes.
+
+    Raises:
+        UserError: the checkpoint is no model.
+    """
+    if config.pipeline is not Pipeline.evaluate:
+        return config
+    folder = models.fetch(str(config.checkpoint.path), key="checkpoint")
+    labels = models.saved_model(folder).labels
+    if config.data.labels and set(config.data.labels) != set(labels):
+        raise UserError(
+            f"the model's classes ({', '.join(labels)}) are not the data's ({', '.join(config.data.labels)}): "
+            f"data.labels=[{','.join(labels)}] renames the data's, in the order of their numbers"
+        )
+    data = replace(config.data, labels=labels) if not config.data.labels else config.data
+    model = replace(config.model, name=str(Path(folder)), revision=None, tokenizer=None)
+    return replace(config, data=data, model=model)
+
+
+def tell(client: "Client", config: RunConfig, run: Any) -> str:
+    """Return the summary of a finished run."""
+    from zenml.utils.dashboard_utils import get_run_url
+
+    steps = run.steps
+    last = steps["evaluate_model"]
+    metrics = last.outputs["metrics"][0].load()
+    trained = config.pipeline is Pipeline.training
+    result = metrics["result"]
+    place = model_path(config, result)
+    if trained and not Path(place).is_dir():  # the run's folder was cleared away; the artifact has a copy
+        place = steps["train_model"].outputs["model"][0].uri
+    return summary(
+        metrics=metrics["splits"]["test"],
+        training=result if trained else {},
+        model_path=place,
+        dashboard=get_run_url(run),
+        cached=all(step.status == "cached" for step in steps.values()),
+        examples=EXAMPLES,
+        run_folder=result["run_folder"],
+    )

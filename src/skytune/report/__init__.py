@@ -1,0 +1,8 @@
+"""The room of reports: what a run achieved, as JSON beside the model, as one HTML page, and as text in a terminal."""
+
+from .evaluation import evaluate_split
+from .page import build_report
+from .results import write_results
+from .terminal import summary
+
+__all__ = ["build_report", "evaluate_split", "summary", "write_results"]

@@ -1,0 +1,131 @@
+"""Everything that is said about one evaluated split, as plain values that JSON can hold."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from skytune.config import UserError
+from skytune.training import metrics as numbers
+from skytune.training.metrics.classification import confusion, log_softmax
+
+BINS = 15
+TEXT_LIMIT = 2000
+GUO = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017"
+
+
+def evaluate_split(logits: np.ndarray, labels: np.ndarray, class_names: Sequence[str], metrics: list[str],
+                   extra: dict[str, dict[str, Any]], texts: Sequence[Any] | None = None, confusions: int = 10,
+                   ) -> dict[str, Any]:  # fmt: skip
+    """Score one split.
+
+    Args:
+        logits: [n, k], any float type.
+        labels: [n], class numbers from 0 to k - 1.
+        class_names: k names in the order of their numbers.
+        metrics: as in `skytune.training.metrics.compute`.
+        extra: as in `skytune.training.metrics.compute`.
+        texts: n texts (or pairs of texts), shown with the mistakes.
+        confusions: how many of the most confident mistakes are kept.
+
+    Returns:
+        `metrics` (by name; None where a number is not defined) and `n_rows`; `classes`: name, precision, recall, f1,
+        support and predicted rows of each; `confusion`: counts [k][k], row = true class; `calibration`: see
+        `calibration`; `mistakes`: row, text, true and predicted class and their probabilities, most confident first;
+        `n_mistakes`; `balance`: rows and share of each class.
+
+    Raises:
+        UserError: rows that cannot be scored, or a metric that fails; see `skytune.training.metrics.compute`.
+    """
+    # The functions that the `evaluate` modules wrap, called directly: importing that library takes six seconds.
+    scored = numbers.compute(metrics, extra, logits, labels)
+    truth = np.asarray(labels).astype(np.int64)
+    classes = np.asarray(logits).shape[1]
+    if len(class_names) != classes:
+        raise UserError(f"the model gives {classes} numbers per row, but there are {len(class_names)} class names")
+    if texts is not None and len(texts) != len(truth):
+        raise UserError(f"{len(texts)} texts for {len(truth)} predictions: they are not of the same split")
+    probabilities = np.exp(log_softmax(np.asarray(logits)))
+    predicted = np.asarray(logits).argmax(axis=1)
+    table = numbers.per_class(predicted, truth, classes)
+    names = [str(name) for name in class_names]
+    return {
+        "metrics": {name: _finite(value) for name, value in scored.items() if name != "n_rows"},
+        "n_rows": len(truth),
+        "classes": [
+            {"name": names[i], **{column: values[i].item() for column, values in table.items()}} for i in range(classes)
+        ],
+        "confusion": confusion(predicted, truth, classes).tolist(),
+        "calibration": calibration(probabilities, truth),
+        "mistakes": _mistakes(probabilities, truth, names, texts, confusions),
+        "n_mistakes": int(np.sum(predicted != truth)),
+        "balance": [
+            {"name": names[i], "rows": int(rows), "share": float(rows) / len(truth)}
+            for i, rows in enumerate(table["support"])
+        ],
+    }
+
+
+def calibration(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> dict[str, Any]:
+    """Compare how sure the model is with how often it is right.
+
+    Rows fall into bins of equal width by the probability of their predicted class; the expected calibration error is
+    the mean over rows of |accuracy - confidence| of their bin (Guo et al. 2017, equations 1 to 3; 15 bins as there).
+
+    Args:
+        probabilities: [n, k], rows that sum to 1.
+        labels: [n].
+        bins: number of bins between 0 and 1; bin m holds ((m - 1) / bins, m / bins].
+
+    Returns:
+        `ece` (0 to 1), `bins`: low, high, rows, accuracy and mean confidence (None for an empty bin), and `source`.
+    """
+    confidence = probabilities.max(axis=1)
+    right = probabilities.argmax(axis=1) == labels
+    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    found, error = [], 0.0
+    for number in range(bins):
+        inside = place == number
+        rows = int(inside.sum())
+        accuracy = float(right[inside].mean()) if rows else None
+        sure = float(confidence[inside].mean()) if rows else None
+        if accuracy is not None and sure is not None:
+            error += rows / len(labels) * abs(accuracy - sure)
+        found.append({"low": number / bins, "high": (number + 1) / bins, "rows": rows, "accuracy": accuracy,
+                      "confidence": sure})  # fmt: skip
+    return {"ece": error, "bins": found, "source": GUO}
+
+
+def wilson(right: float, rows: int, z: float = 1.959964) -> tuple[float, float]:
+    """Return the 95 % interval of a share of `rows` independent rows (Wilson 1927, score interval), from 0 to 1."""
+    middle = (right + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z * math.sqrt(right * (1 - right) / rows + z * z / (4 * rows * rows)) / (1 + z * z / rows)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _mistakes(probabilities: np.ndarray, labels: np.ndarray, names: list[str], texts: Sequence[Any] | None,
+              count: int) -> list[dict[str, Any]]:  # fmt: skip
+    predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    wrong = np.flatnonzero(predicted != labels)
+    first = wrong[np.argsort(-confidence[wrong], kind="stable")][:count]
+    return [
+        {
+            "row": int(row),
+            "text": None if texts is None else _text(texts[int(row)]),
+            "true": names[labels[row]],
+            "predicted": names[predicted[row]],
+            "probability": float(confidence[row]),
+            "probability_true": float(probabilities[row, labels[row]]),
+        }
+        for row in first
+    ]
+
+
+def _text(value: Any) -> str:
+    text = " ⏐ ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT].rstrip() + " …"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,119 @@
+"""Scores and report out of predictions: what `evaluate_model` does, as plain functions."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import Pipeline, RunConfig, UserError, to_dict
+from ..job import JobDir, read_json
+from .evaluation import evaluate_split
+from .page import build_report
+from .results import write_results
+
+
+class DecodedTexts(Sequence[Any]):
+    """The texts of a split as the model saw them, decoded from the tokens when one is asked for."""
+
+    def __init__(self, split: Any, tokenizer: Any) -> None:
+        self.split, self.tokenizer = split, tokenizer
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, row: Any) -> Any:
+        if self.tokenizer is None:
+            return f"row {int(row)}"
+        tokens = self.split[int(row)]["input_ids"]
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+class Picked(Sequence[Any]):
+    """Some rows of a sequence, in another order."""
+
+    def __init__(self, texts: Sequence[Any], rows: np.ndarray) -> None:
+        self.texts, self.rows = texts, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.texts[int(self.rows[index])]
+
+
+def score(
+    config: RunConfig,
+    predictions: Mapping[str, Any],
+    labels: list[str],
+    texts: Mapping[str, Sequence[Any]],
+    report: dict[str, Any],
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return (evaluation by split, the report as HTML).
+
+    Args:
+        predictions: by split, rows of `row`, `label`, `logits` (see `skytune.job`).
+        labels: class names in the order of their numbers.
+        texts: by split, the text of every row.
+        report: `result`, `history` and `data` of the training; `result` alone for an evaluation without one.
+
+    Raises:
+        UserError: a split without rows, or one that cannot be scored.
+    """
+    found = {}
+    for name, split in predictions.items():
+        if not len(split):
+            raise UserError(f"the evaluation split '{name}' has no rows")
+        table = split.with_format("numpy")[:]
+        rows = np.asarray(table["row"])
+        found[name] = evaluate_split(
+            np.asarray(table["logits"]),
+            np.asarray(table["label"]),
+            labels,
+            config.eval.metrics,
+            config.eval.extra_metrics,
+            texts=Picked(texts[name], rows),
+        )
+    result = report.get("result", {})
+    trained = config.pipeline is Pipeline.training
+    page = build_report(
+        title=result.get("run_key", config.name or "evaluation"),
+        training=result if trained else {},
+        history=report.get("history", []),
+        evaluations=found,
+        config=to_dict(config),
+        data_notes=report.get("data", {}),
+        labels=labels,
+        links={"model": model_path(config, result), "run folder": result.get("run_folder", "")},
+    )
+    return found, page
+
+
+def model_path(config: RunConfig, result: Mapping[str, Any]) -> str:
+    """Return where the model of a run lies."""
+    if config.checkpoint.path:
+        return config.checkpoint.path
+    return str(JobDir(result["run_folder"]).model)
+
+
+def write_beside(
+    folder: Path, found: Mapping[str, Mapping[str, Any]], checkpoint: str | None, fingerprints: Mapping[str, str]
+) -> list[Path]:
+    """Write `<split>_results.json` beside the model, and return where they are.
+
+    After a training that is the run's own model folder. An evaluation of `checkpoint` writes to its run's folder, and
+    beside the checkpoint too where that is a local folder which holds no results of other data.
+    """
+    data = fingerprints.get("data")
+    job = JobDir(folder)
+    if checkpoint is None:
+        return write_results(job.model, found, data)
+    places = write_results(job.outputs, found, data)
+    beside = Path(checkpoint).expanduser()
+    taken = [file for name in found if (file := beside / f"{name}_results.json").is_file()]
+    if beside.is_dir() and all(read_json(file).get("data_fingerprint") == data for file in taken):
+        try:
+            places = write_results(beside, found, data)
+        except UserError:
+            pass  # a folder of somebody else's; the run's own folder has them
+    return places

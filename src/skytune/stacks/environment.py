@@ -1,0 +1,84 @@
+"""ZenML set up for this project: found from any folder, quiet, without analytics, its store made by one process."""
+
+import fcntl
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import UserError
+
+if TYPE_CHECKING:
+    from zenml.client import Client
+
+
+def prepare(source_root: Path) -> None:
+    """Set the variables that ZenML reads when it is imported; whatever the user has set stays.
+
+    Args:
+        source_root: the folder `src`; its parent holds `.zen`. Steps are recorded relative to it, so that a fresh
+            process that has the package installed can import them.
+    """
+    settings = {
+        "ZENML_CUSTOM_SOURCE_ROOT": str(source_root),
+        "ZENML_REPOSITORY_PATH": str(source_root.parent),
+        "ZENML_ANALYTICS_OPT_IN": "false",
+        "ZENML_AUTO_OPEN_DASHBOARD": "false",
+        "ZENML_ENABLE_RICH_TRACEBACK": "false",
+        "ZENML_LOGGING_VERBOSITY": "WARNING",
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if not sys.stdout.isatty():
+        settings["ZENML_LOGGING_COLORS_DISABLED"] = "true"
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    if sys.platform == "darwin":
+        # Apple's Objective-C runtime ends a forked child of a process that used it; ZenML and loaders fork.
+        os.environ.setdefault("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "YES")
+
+
+def connect() -> "Client":
+    """Return ZenML's client with its store ready.
+
+    The first use of a store creates its tables; two processes that do so at once break it, so it is done under a lock
+    (the operating system's: gone with the process that held it).
+
+    Raises:
+        UserError: the store cannot be used or its server does not answer.
+    """
+    try:
+        from zenml.config.global_config import GlobalConfiguration
+        from zenml.utils import io_utils
+
+        logging.getLogger("zenml").setLevel(logging.CRITICAL)  # a failing step is told by us, in one line
+        folder = Path(os.environ.get("ZENML_CONFIG_PATH") or io_utils.get_global_config_directory())
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".skytune.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            fresh = not (folder / "config.yaml").is_file()
+            from zenml.client import Client
+
+            client = Client()
+            _ = client.zen_store
+            _ = client.active_stack_model
+            if fresh and os.environ["ZENML_ANALYTICS_OPT_IN"] == "false":
+                GlobalConfiguration().analytics_opt_in = False  # for the user's own `zenml` commands too
+    except OSError as error:
+        raise UserError(f"cannot use ZenML's folder: {error} (ZENML_CONFIG_PATH chooses another)") from error
+    except ImportError as error:
+        raise UserError(f"ZenML is not installed ({error}): run `make install`, or pip install 'skytune[orchestrate]'") from error
+    except Exception as error:
+        if "connect" in str(error).lower() or "refused" in str(error).lower():
+            raise UserError(
+                "ZenML's server does not answer: `zenml login --local` starts it again, `zenml logout --local` goes back to "
+                "the local store"
+            ) from error
+        raise UserError(f"ZenML's store cannot be opened: {str(error).splitlines()[0]}") from error
+    # ZenML would import every library it has an integration for (seconds); our materializers are registered by name.
+    from zenml.integrations.registry import integration_registry
+
+    integration_registry.activate_integrations = lambda: None  # type: ignore[method-assign]
+    return client

@@ -1,0 +1,44 @@
+"""Step `evaluate_model`: the scores, and the report."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from zenml import log_metadata, step
+from zenml.types import HTMLString
+
+from ..report.scoring import DecodedTexts, score, write_beside
+from .context import named_sets, whole_config
+from .types import Dataset, Datasets, Predictions, Tokenizer
+
+
+@step
+def evaluate_model(
+    validation_dataset: Datasets,
+    test_dataset: Dataset,
+    tokenizer: Tokenizer,
+    evaluation: dict[str, Any],
+    fingerprints: dict[str, str],
+    predictions: Predictions = None,
+    training_report: dict[str, Any] | None = None,
+    checkpoint: str | None = None,
+) -> tuple[Annotated[dict[str, Any], "metrics"], Annotated[HTMLString, "report"]]:
+    """Score every evaluation split.
+
+    Where no predictions are given, `checkpoint` predicts them in worker processes first.
+    """
+    from ..launch import class_names, predict, read_predictions
+
+    config = whole_config()
+    splits = {**named_sets(validation_dataset), "test": test_dataset}
+    report = training_report or {}
+    if predictions is None:
+        done = predict(config, str(checkpoint), splits, tokenizer)
+        predictions = read_predictions(done.job, list(splits))
+        report = {"result": {**done.result, "predicted_only": True}, "history": []}
+    texts = {name: DecodedTexts(split, tokenizer) for name, split in splits.items()}
+    found, page = score(config, predictions, class_names(test_dataset), texts, report)
+    folder = Path(report["result"]["run_folder"])
+    places = write_beside(folder, found, checkpoint, fingerprints)
+    metrics = {name: {**entry["metrics"], "n_rows": entry["n_rows"]} for name, entry in found.items()}
+    log_metadata({f"{name}_{key}": value for name, m in metrics.items() for key, value in m.items() if value is not None})
+    return {"splits": metrics, "result": report["result"], "files": [str(place) for place in places]}, HTMLString(page)

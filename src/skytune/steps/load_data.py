@@ -1,0 +1,33 @@
+"""Step `load_data`: the splits and the tokenizer."""
+
+import json
+from typing import Annotated, Any
+
+from zenml import log_metadata, step
+
+from ..config import DataConfig, ModelConfig, from_dict
+from .types import Dataset, Datasets, Tokenizer
+
+
+@step
+def load_data(
+    data: dict[str, Any], model: dict[str, Any], sets: dict[str, str], seed: int, fingerprints: dict[str, str]
+) -> tuple[
+    Annotated[Dataset, "train_dataset"],
+    Annotated[Datasets, "validation_dataset"],
+    Annotated[Dataset, "test_dataset"],
+    Annotated[Tokenizer, "tokenizer"],
+]:
+    """Read, split and tokenize the data; `fingerprints` is there for the cache alone.
+
+    With further evaluation sets `validation_dataset` is a DatasetDict: `validation` first, then they by name (Hugging
+    Face's Trainer takes that as its `eval_dataset`).
+    """
+    from datasets import DatasetDict
+
+    from ..data import prepare
+
+    found = prepare(from_dict(DataConfig, data), from_dict(ModelConfig, model), seed, sets)
+    log_metadata({"data": json.loads(json.dumps(found.notes))}, artifact_name="train_dataset", infer_artifact=True)
+    validation = DatasetDict({"validation": found.validation, **found.sets}) if found.sets else found.validation
+    return found.train, validation, found.test, found.tokenizer

@@ -1,0 +1,32 @@
+"""Step `train_model`: a job for the worker processes, and what they bring back."""
+
+from typing import Annotated, Any
+
+from zenml import log_metadata, step
+
+from ..materializers import ModelFolder
+from .context import input_metadata, named_sets, whole_config
+from .types import Dataset, DatasetDict, Datasets, Tokenizer
+
+
+@step
+def train_model(
+    train_dataset: Dataset,
+    validation_dataset: Datasets,
+    test_dataset: Dataset,
+    tokenizer: Tokenizer,
+    decisive: dict[str, Any],
+    fingerprints: dict[str, str],
+) -> tuple[
+    Annotated[ModelFolder, "model"],
+    Annotated[DatasetDict, "predictions"],
+    Annotated[dict[str, Any], "training_report"],
+]:
+    """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
+    from ..launch import read_predictions, train
+
+    sets = named_sets(validation_dataset)
+    done = train(whole_config(), train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints)
+    report = {"result": done.result, "history": done.history, "data": input_metadata("train_dataset", "data")}
+    log_metadata({key: value for key, value in done.result.items() if isinstance(value, (int, float, str))})
+    return ModelFolder(done.job.model), read_predictions(done.job, [*sets, "test"]), report

@@ -1,0 +1,1 @@
+"""The room of training: pure, needs only torch, transformers and accelerate; no ZenML, no SkyPilot, no Hydra."""

@@ -1,0 +1,234 @@
+"""The package's own callbacks: progress on the screen, the history file, the best weights, the profiler."""
+
+import json
+import logging
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ..config import RunConfig, Select
+from .callbacks import Callback, Run
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
+
+log = logging.getLogger(__name__)
+
+
+class History(Callback):
+    """Writes `history.jsonl` on rank 0: every `log.every_steps` steps, the last step, and every validation."""
+
+    def __init__(self) -> None:
+        self._mark = (0, 0, 0.0)
+        self._file: Any = None
+
+    def on_run_start(self, run: Run) -> None:
+        """Open the file."""
+        if run.world.main:
+            run.job.history.parent.mkdir(parents=True, exist_ok=True)
+            self._file = run.job.history.open("a", encoding="utf-8")
+
+    def on_step_end(self, run: Run) -> None:
+        """Write a step's record; rates are means since the record before."""
+        if self._file is None or not (run.step % run.config.log.every_steps == 0 or run.step == run.total_steps):
+            return
+        rows, tokens, seconds = self._mark
+        span = max(run.train_seconds - seconds, 1e-9)
+        self._write(
+            kind="step",
+            step=run.step,
+            epoch=round(run.step / run.steps_per_epoch, 4),
+            loss=run.loss,
+            lr=run.lr,
+            grad_norm=run.grad_norm,
+            rows=run.rows,
+            tokens=run.tokens,
+            samples_per_s=round((run.rows - rows) / span, 2),
+            tokens_per_s=round((run.tokens - tokens) / span, 1),
+            elapsed_s=round(run.train_seconds, 3),
+        )
+        self._mark = (run.rows, run.tokens, run.train_seconds)
+
+    def on_validation_end(self, run: Run) -> None:
+        """Write a validation's record."""
+        if self._file is not None:
+            self._write(
+                kind="validation",
+                step=run.step,
+                epoch=round(run.step / run.steps_per_epoch, 4),
+                split="validation",
+                metrics=run.metrics,
+                elapsed_s=round(run.train_seconds, 3),
+            )
+
+    def on_run_end(self, run: Run) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    on_exception = on_run_end
+
+    def _write(self, **record: Any) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+
+class Progress(Callback):
+    """A live bar on a terminal, one line every `log.every_seconds` elsewhere; rank 0 only.
+
+    `SKYTUNE_PROGRESS=bar|lines` decides for a worker whose output a launcher passes on.
+    """
+
+    def __init__(self) -> None:
+        mode = os.environ.get("SKYTUNE_PROGRESS") or ("bar" if sys.stdout.isatty() else "lines")
+        self.bar_wanted = mode == "bar"
+        self.bar: Any = None
+        self.said = 0.0
+        self.first: tuple[int, float, int, int] | None = None
+
+    def on_run_start(self, run: Run) -> None:
+        """Say how long the run is."""
+        if not run.world.main:
+            return
+        batch = run.config.batch
+        log.info(
+            "training %d steps (%d an epoch) of %d rows on %d x %s in %s",
+            run.total_steps, run.steps_per_epoch, batch.global_size, run.world.size, run.world.describe(),
+            run.world.precision.value,
+        )  # fmt: skip
+        if self.bar_wanted:
+            from tqdm import tqdm
+
+            self.bar = tqdm(
+                total=run.total_steps, initial=run.step, unit="step", file=sys.stdout, leave=True, desc="training",
+                ncols=int(os.environ.get("COLUMNS", "0")) or None, mininterval=0.2,
+                bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+            )  # fmt: skip
+
+    def on_step_end(self, run: Run) -> None:
+        """Show where training stands."""
+        if not run.world.main:
+            return
+        if self.first is None:  # the first step warms things up: rates and ETA count from its end
+            self.first = (run.step, run.train_seconds, run.rows, run.tokens)
+        step, seconds, rows, tokens = self.first
+        span = run.train_seconds - seconds
+        per_step = span / (run.step - step) if run.step > step else 0.0
+        samples = (run.rows - rows) / span if span else 0.0
+        per_s = (run.tokens - tokens) / span if span else 0.0
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {run.loss:.4f}, {samples:.0f} samples/s, {per_s:.0f} tok/s", refresh=False)
+            self.bar.update(1)
+        elif time.monotonic() - self.said >= run.config.log.every_seconds or run.step == run.total_steps:
+            self.said = time.monotonic()
+            eta = timedelta(seconds=round(per_step * (run.total_steps - run.step)))
+            log.info(
+                "step %d/%d  loss %.4f  lr %.2e  %.0f ms/step  %.0f samples/s  %.0f tokens/s  ETA %s",
+                run.step, run.total_steps, run.loss, run.lr, per_step * 1e3, samples, per_s, eta,
+            )  # fmt: skip
+
+    def on_validation_end(self, run: Run) -> None:
+        """Show the validation's numbers."""
+        if run.world.main:
+            numbers = "  ".join(f"{k} {v:.4f}" for k, v in run.metrics.items() if k != "n_rows")
+            line = f"validation after step {run.step}: {numbers}"
+            if self.bar is not None:
+                self.bar.write(line, file=sys.stdout)
+            else:
+                log.info(line)
+
+    def on_run_end(self, run: Run) -> None:
+        """Leave the terminal tidy."""
+        if self.bar is not None:
+            self.bar.close()
+
+    on_exception = on_run_end
+
+
+class BestWeights(Callback):
+    """Keeps the weights of the best validation; `restore` puts them back at the end.
+
+    The metric is the same on all processes, so they agree without asking each other.
+    """
+
+    def __init__(self, config: RunConfig, strategy: "Strategy") -> None:
+        self.strategy = strategy
+        self.metric = config.checkpoint.metric
+        mode = config.checkpoint.mode
+        self.smaller = mode == "min" or (mode == "auto" and self.metric == "loss")
+        self.keep = config.checkpoint.select is Select.best
+        self.best: dict[str, Any] | None = None
+        self.saved_step: int | None = None
+
+    def on_validation_end(self, run: Run) -> None:
+        """Compare, and write the weights where more training follows."""
+        from safetensors.torch import save_file
+
+        if self.metric not in run.metrics:
+            from ..config import UserError
+
+            raise UserError(f"checkpoint.metric={self.metric}: the validation gave only {', '.join(run.metrics)}")
+        value = run.metrics[self.metric]
+        if value != value or (self.best and not self._better(value, self.best["value"])):
+            return
+        self.best = {"step": run.step, "metric": self.metric, "value": value}
+        if not self.keep or run.step >= run.total_steps or run.stop:
+            return
+        # A copy of each tensor: tied weights share memory, which the file format refuses.
+        weights = {name: tensor.clone().contiguous() for name, tensor in self.strategy.state().items()}
+        if run.world.main:
+            path = run.job.outputs / "best.safetensors"
+            save_file(weights, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+        self.saved_step = run.step
+
+    def restore(self, run: Run) -> bool:
+        """Put the best weights back where they are not the last ones; return whether they were put back."""
+        from safetensors.torch import load_file
+
+        path = run.job.outputs / "best.safetensors"
+        back = self.keep and self.best is not None and self.best["step"] == self.saved_step != run.step
+        if back:
+            self.strategy.load(load_file(path, device="cpu"))
+        return back
+
+    def _better(self, value: float, than: float) -> bool:
+        return value < than if self.smaller else value > than
+
+
+class Profiler(Callback):
+    """Records `debug.profile_steps` steps after two others; leaves a trace for chrome://tracing and a table."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.profile: Any = None
+
+    def on_run_start(self, run: Run) -> None:
+        """Start waiting."""
+        import torch
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if run.world.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        schedule = torch.profiler.schedule(wait=1, warmup=1, active=self.steps, repeat=1)
+        self.profile = torch.profiler.profile(activities=activities, schedule=schedule)
+        self.profile.start()
+
+    def on_step_end(self, run: Run) -> None:
+        """Count a step."""
+        self.profile.step()
+
+    def on_run_end(self, run: Run) -> None:
+        """Write what was recorded."""
+        self.profile.stop()
+        if not run.world.main:
+            return
+        folder = run.job.outputs / "profile"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.profile.export_chrome_trace(str(folder / "trace.json"))
+        key = "self_device_time_total" if run.world.device.type == "cuda" else "self_cpu_time_total"
+        table = self.profile.key_averages().table(sort_by=key, row_limit=20)
+        (folder / "operations.txt").write_text(table, encoding="utf-8")
+        log.info("profile: %s", folder)

@@ -1,0 +1,72 @@
+"""The learning rate and the optimizer. The rate is a function of the optimizer step alone: no scheduler object that
+would have to be saved, and no way for the number of processes to enter."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..config import ConfigError, OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from ..config.targets import instantiate, locate
+
+
+def factor(config: ScheduleConfig, total_steps: int) -> Callable[[int], float]:
+    """Return the factor on the peak rate as a function of the optimizer step (0 is the first).
+
+    Linear and cosine decay reach 0 after the last step; a warmup of w steps grows from 0 by 1/w a step. The shapes are
+    those of `transformers.get_{linear,cosine,constant}_schedule_with_warmup`, so that published recipes carry over.
+
+    Raises:
+        ConfigError: the warmup is as long as the whole run.
+    """
+    warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
+    if config._target_:
+        function, args = locate(config._target_, "schedule._target_"), config.args
+        return lambda step: float(function(step, total_steps, **args))
+    if warmup and warmup >= total_steps:
+        raise ConfigError(f"schedule: the warmup of {warmup} steps leaves nothing of the run's {total_steps} steps")
+
+    def at(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        progress = (step - warmup) / max(1, total_steps - warmup)
+        if config.name is ScheduleName.linear:
+            return max(0.0, 1 - progress)
+        if config.name is ScheduleName.cosine:
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return 1.0
+
+    return at
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return two parameter groups: weights that decay, and biases and normalization weights (1-D) that do not."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise ConfigError("model: no parameter is trainable (is everything frozen?)")
+    decayed = [p for p in trainable if p.ndim > 1]
+    rest = [p for p in trainable if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer over the model's trainable parameters (fused AdamW on CUDA and CPU)."""
+    groups = parameter_groups(model, config.weight_decay)
+    if config._target_:
+        return instantiate(config._target_, {"lr": config.lr, **config.args}, groups, key="optimizer._target_")
+    if config.name is OptimizerName.sgd:
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    devices = {p.device.type for p in model.parameters()}
+    return torch.optim.AdamW(
+        groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=devices <= {"cuda", "cpu"}
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameter groups, in proportion to the rates they were made with."""
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+        base = optimizer.param_groups[0]["initial_lr"]
+        group["lr"] = rate * (group["initial_lr"] / base)

@@ -1,0 +1,265 @@
+"""One job from inputs to results, inside a worker process: wires data, model, strategy, loop and prediction together."""
+
+import logging
+import platform
+import time
+from contextlib import contextmanager
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import RunConfig, UserError
+from ..data.batches import TokenTable
+from ..job import Job, JobDir
+from .callbacks import Callbacks, Run, build_callbacks
+from .devices import World, join
+from .loop import total_steps, train
+from .metrics import compute
+from .order import SampleOrder
+from .outputs import write_predictions
+from .prediction import predict
+from .recording import BestWeights, History, Profiler, Progress
+from .schedule import build_optimizer
+from .strategy import Replicated, Strategy
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("skytune", "torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "pyarrow")
+
+
+class Phases:
+    """Seconds of every phase of the job, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Add the block's time to a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
+
+
+def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> None:
+    """Train (for a `train` job), predict every evaluation split with the selected weights, write the results.
+
+    Args:
+        started: seconds since the epoch at which the launcher began; the time until now is the phase `start_s`.
+        asked: number of processes that must have come up; None when nobody promised one.
+    """
+    config, phases = job.config, Phases()
+    phases.seconds["start_s"] = round(max(0.0, time.time() - started), 3)
+    with phases.time("load_s"):
+        accelerator, world = join(config, asked)
+        tables = _open_tables(jobdir, job)
+        model = _model(jobdir, job)
+        _check_vocabulary(model, tables)
+        strategy = Replicated(accelerator)
+        if job.kind == "train":
+            strategy.prepare(model)
+        else:
+            strategy.module = model.to(world.device)
+    report: dict[str, Any] = {}
+    if job.kind == "train":
+        report = _train(jobdir, job, world, strategy, tables, phases)
+        if world.main:
+            with phases.time("save_s"):
+                _save(jobdir, job, strategy)
+    with phases.time("predict_s"):
+        _predict(jobdir, job, world, strategy, tables)
+    if world.main:
+        jobdir.write_result(
+            {
+                "status": "completed",
+                "world_size": world.size,
+                "processes_asked": config.launch.num_processes,
+                "device": world.describe(),
+                "precision": world.precision.value,
+                "peak_memory_bytes": world.peak_memory_bytes(),
+                "phases": phases.seconds,
+                "versions": versions(),
+                **report,
+            }
+        )
+    accelerator.end_training()
+
+
+def _train(
+    jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables: dict[str, TokenTable], phases: Phases
+) -> dict[str, Any]:
+    """Train and leave the selected weights in the strategy's model; return the numbers for the result."""
+    config, table = job.config, tables["train"]
+    order = SampleOrder(
+        table.lengths,
+        seed=config.seed,
+        global_size=config.batch.global_size,
+        bucket_batches=config.batch.bucket_batches,
+        limit=config.limit_train_batches,
+    )
+    optimizer = build_optimizer(config.optimizer, strategy.module)
+    strategy.attach(optimizer)
+    run = Run(
+        config=config,
+        job=jobdir,
+        world=world,
+        model=strategy.export(),
+        total_steps=total_steps(config, order),
+        steps_per_epoch=order.steps_per_epoch,
+        extra=dict(config.extra),
+    )
+    best = BestWeights(config, strategy)
+    callbacks = _callbacks(config, best)
+    validation = table if config.debug.overfit else tables["validation"]
+
+    def validate() -> dict[str, float]:
+        with phases.time("validate_s"):
+            rows, logits = _predict_split(strategy, validation, world, config)
+            labels = _labels(validation, "validation")[rows]
+            return compute(config.eval.metrics, config.eval.extra_metrics, logits, labels)
+
+    try:
+        train(
+            run, strategy=strategy, optimizer=optimizer, order=order, table=table, callbacks=callbacks, validate=validate
+        )
+    except BaseException:
+        callbacks("on_exception", run)
+        raise
+    phases.seconds["train_s"] = round(run.train_seconds, 3)
+    best.restore(run)
+    (jobdir.outputs / "best.safetensors").unlink(missing_ok=True)
+    share = -(-config.batch.global_size // world.size)
+    micro = min(config.batch.micro_size or share, share)
+    parameters = list(run.model.parameters())
+    seconds = max(run.train_seconds, 1e-9)
+    return {
+        "steps": run.step,
+        "epochs": round(run.step / order.steps_per_epoch, 4),
+        "steps_per_epoch": order.steps_per_epoch,
+        "global_batch": config.batch.global_size,
+        "micro_batch": micro,
+        "accumulation": -(-share // micro),
+        "select": config.checkpoint.select.value,
+        "best": best.best,
+        "train_rows": run.rows,
+        "train_tokens": run.tokens,
+        "padding_share": _padding_share(order, config, run.step),
+        "samples_per_s": round(run.rows / seconds, 2),
+        "tokens_per_s": round(run.tokens / seconds, 1),
+        "parameters": sum(p.numel() for p in parameters),
+        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+    }
+
+
+def _callbacks(config: RunConfig, best: BestWeights) -> Callbacks:
+    own: list[tuple[str, Any]] = [("history", History()), ("progress", Progress()), ("best_weights", best)]
+    if config.debug.profile_steps:
+        own.append(("profiler", Profiler(config.debug.profile_steps)))
+    return build_callbacks(config, own)
+
+
+def _open_tables(jobdir: JobDir, job: Job) -> dict[str, TokenTable]:
+    """Open every split of the job."""
+    pad = _pad_id(jobdir, job)
+    folders = {**({"train": job.train} if job.train else {}), **job.evaluation}
+    return {name: TokenTable.open(jobdir.root / folder, pad) for name, folder in folders.items()}
+
+
+def _pad_id(jobdir: JobDir, job: Job) -> int:
+    """Return the tokenizer's padding id; 0 where there is no tokenizer, or one without padding."""
+    if not job.tokenizer:
+        return 0
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(jobdir.root / job.tokenizer).pad_token_id
+    return 0 if found is None else int(found)
+
+
+def _model(jobdir: JobDir, job: Job) -> torch.nn.Module:
+    from .. import models
+
+    weights = str(jobdir.root / job.weights) if job.weights else None
+    if job.kind == "predict":
+        return models.load_saved(Path(weights or job.config.checkpoint.path or ""))
+    tokenizer = str(jobdir.root / job.tokenizer) if job.tokenizer else None
+    return models.build_model(job.config.model, weights, job.labels, job.config.seed, tokenizer)
+
+
+def _check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
+    """Refuse token ids that the model has no embedding for; on a GPU they would end in an unreadable assertion."""
+    try:
+        size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator,union-attr]
+    except (AttributeError, NotImplementedError, TypeError):
+        return
+    for name, table in tables.items():
+        if table.largest_id() >= size:
+            raise UserError(
+                f"the tokenizer does not fit the model: split '{name}' has token id {table.largest_id()}, "
+                f"the model knows {size}; use the model's own tokenizer (model.tokenizer=null)"
+            )
+
+
+def _predict_split(
+    strategy: Strategy, table: TokenTable, world: World, config: RunConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    return predict(
+        strategy.module,
+        table,
+        world,
+        batch_size=config.eval.batch_size,
+        limit=config.limit_eval_batches,
+        multiple=config.batch.pad_multiple,
+    )
+
+
+def _predict(jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables: dict[str, TokenTable]) -> None:
+    """Write the logits of every evaluation split."""
+    for name in job.evaluation:
+        rows, logits = _predict_split(strategy, tables[name], world, job.config)
+        if world.main:
+            write_predictions(jobdir.predictions(name), rows, tables[name].labels, logits)
+            log.info("predicted %d rows of '%s'", len(rows), name)
+
+
+def _save(jobdir: JobDir, job: Job, strategy: Strategy) -> None:
+    """Write the model under a temporary name, then put it in its place."""
+    from .. import models
+
+    temporary = jobdir.model.with_name(".model.part")
+    tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None
+    models.save_model(strategy.export(), temporary, tokenizer)
+    temporary.replace(jobdir.model)
+
+
+def _labels(table: TokenTable, split: str) -> np.ndarray:
+    if table.labels is None:
+        raise UserError(f"the split '{split}' has no column 'labels' with one whole number a row")
+    return table.labels
+
+
+def _padding_share(order: SampleOrder, config: RunConfig, steps: int) -> float:
+    """Return the share of computed tokens that is padding, over the first epoch at most."""
+    real = computed = 0
+    for step in range(min(steps, order.steps_per_epoch)):
+        lengths = order.lengths[order.rows(step)]
+        multiple = config.batch.pad_multiple
+        real += int(lengths.sum())
+        computed += len(lengths) * -(-int(lengths.max()) // multiple) * multiple
+    return round(1 - real / max(computed, 1), 4)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide results, where this process runs."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,123 @@
+"""One worker process: reads a job directory, trains or predicts together with its peers, leaves results there.
+
+    python -m skytune.training.worker JOBDIR            one process
+    python -m torch.distributed.run --nproc-per-node 2 -m skytune.training.worker JOBDIR
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from ..config import UserError
+from ..config.targets import import_plugins
+from ..job import JobDir, RankError
+
+log = logging.getLogger("skytune")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the job named on the command line; return the exit code (0 done, 1 failed)."""
+    started = time.time()
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) != 1:
+        print("usage: python -m skytune.training.worker JOBDIR", file=sys.stderr)
+        return 2
+    job = JobDir(arguments[0])
+    rank = int(os.environ.get("RANK", "0"))
+    _watch_launcher()
+    try:
+        _log_to(job.logs / f"rank-{rank}.log", rank)
+        _work(job, float(os.environ.get("SKYTUNE_STARTED", started)))
+    except BaseException as error:
+        _report(job, rank, error)
+        # Peers may wait in a collective operation for this process; an ordinary exit would wait for them in turn.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    return 0
+
+
+def _work(jobdir: JobDir, started: float) -> None:
+    job = jobdir.read_job()
+    # At the end: a file of the user's that is named like a library must not hide it.
+    sys.path.extend(path for path in job.paths if path not in sys.path)
+    import_plugins(job.config.plugins)
+    _silence_libraries()
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads:
+        import torch
+
+        torch.set_num_threads(int(threads))
+    from .session import run_job
+
+    asked = os.environ.get("SKYTUNE_WORLD_SIZE")
+    run_job(jobdir, job, started=started, asked=int(asked) if asked else None)
+
+
+def _silence_libraries() -> None:
+    """Progress bars and advice of libraries are not ours to show; errors still come as exceptions."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+
+
+def _log_to(path: Path, rank: int) -> None:
+    """Every rank writes its own log; rank 0 also speaks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = logging.FileHandler(path, mode="a", encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.setLevel(logging.INFO)
+    log.addHandler(file)
+    log.propagate = False
+    if rank == 0:
+        screen = logging.StreamHandler(sys.stdout)
+        screen.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(screen)
+    else:
+        # What libraries print here (a crash's C++ trace included) belongs into this rank's log, not on the screen.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+
+
+def _report(job: JobDir, rank: int, error: BaseException) -> None:
+    """Leave the reason in the rank's log and in its error file, for the launcher to show."""
+    trace = traceback.format_exc()
+    user = isinstance(error, UserError)
+    message = str(error) or type(error).__name__
+    log.error("%s", message if user else trace)
+    record = RankError(type=type(error).__name__, message=message, user=user, traceback=trace, time=time.time())
+    try:
+        job.write_error(rank, record)
+    except OSError as failed:
+        log.error("cannot write the error file: %s", failed)
+
+
+def _watch_launcher() -> None:
+    """End this process when the launcher is gone: nobody would collect its results or stop it."""
+    launcher = os.environ.get("SKYTUNE_LAUNCHER_PID")
+    if not launcher:
+        return
+
+    def watch() -> None:
+        while True:
+            try:
+                os.kill(int(launcher), 0)
+            except ProcessLookupError:
+                os._exit(1)
+            except PermissionError:
+                pass
+            time.sleep(1)
+
+    threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

