@@ -7,8 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+import skytune  # found beside this file, whatever else is installed
+
 SOURCE = Path(__file__).resolve().parent
-# The folder of this file goes to the end of the path: a file here named like a library must not hide it.
+# From here on the folder of this file comes last: a file here named like a library must not hide it.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE)]
 
 from skytune.config import ConfigError, RunConfig, UserError  # noqa: E402
@@ -78,8 +80,6 @@ def _options(words: list[str]) -> tuple[list[str] | None, Path | None]:
         print(help_text(CONFIGS))
         return None, None
     if "--version" in words:
-        import skytune
-
         print(f"skytune {skytune.__version__}")
         return None, None
     for word in words:

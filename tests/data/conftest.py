@@ -12,7 +12,24 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 
-WORDS = ["a", "bad", "boring", "dull", "film", "good", "great", "is", "movie", "plot", "the", "this", "was", ".", ",", '"']
+WORDS = [
+    "a",
+    "bad",
+    "boring",
+    "dull",
+    "film",
+    "good",
+    "great",
+    "is",
+    "movie",
+    "plot",
+    "the",
+    "this",
+    "was",
+    ".",
+    ",",
+    '"',
+]
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +141,20 @@ class Hub(http.server.ThreadingHTTPServer):
         return hashlib.sha1(repr(sorted(self.files(kind, name).items())).encode()).hexdigest()
 
 
+def tree(entries, under, recursive):
+    """The entries below a folder: all of them, or its own files and folders."""
+    inside = [entry for entry in entries if entry["path"].startswith(f"{under}/" if under else "")]
+    if recursive:
+        return inside
+    depth = len(under.split("/")) if under else 0
+    folders = {"/".join(e["path"].split("/")[: depth + 1]) for e in inside if e["path"].count("/") > depth}
+    files = [entry for entry in inside if entry["path"].count("/") == depth]
+    return files + [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(folders)]
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
 
     def log_message(self, *_):
         pass
@@ -176,7 +205,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         ]
         if rest and rest[0] == "tree":
             under = "/".join(rest[2:])
-            return self.answer(200, [entry for entry in entries if entry["path"].startswith(under)])
+            return self.answer(200, tree(entries, under, "recursive=true" in self.path.lower()))
         if rest and rest[0] == "paths-info":
             asked = urllib.parse.parse_qs(self.posted.decode()).get("paths") or json.loads(self.posted)["paths"]
             return self.answer(200, [entry for entry in entries if entry["path"] in asked])
@@ -206,7 +235,9 @@ def hub(tmp_path):
 @pytest.fixture
 def process_env(tmp_path):
     """Environment of a fresh process with nothing cached, started from an empty folder."""
-    keep = {n: v for n, v in os.environ.items() if not n.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "SKYTUNE_"))}
+    keep = {
+        n: v for n, v in os.environ.items() if not n.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "SKYTUNE_"))
+    }
     return {**keep, "PYTHONPATH": str(REPOSITORY / "src"), "HF_HOME": str(tmp_path / "hf"),
             "SKYTUNE_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}  # fmt: skip
 

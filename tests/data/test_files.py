@@ -70,7 +70,11 @@ def test_an_open_quotation_mark_in_csv_is_an_error(files, write):
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])
 def test_parquet(files, tmp_path, kind):
-    types = {"string": pa.string(), "large_string": pa.large_string(), "dictionary": pa.dictionary(pa.int32(), pa.string())}
+    types = {
+        "string": pa.string(),
+        "large_string": pa.large_string(),
+        "dictionary": pa.dictionary(pa.int32(), pa.string()),
+    }
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": pa.array(TEXTS).cast(types[kind]), "label": LABELS, "more": LABELS}), path)
     assert content(read(files, str(path))[0]) == (TEXTS, LABELS)

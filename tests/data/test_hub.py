@@ -8,31 +8,40 @@ import time
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import json, logging, sys
+from pathlib import Path
 import skytune.data, skytune.models
+from skytune.data.sources import Source
 from skytune.config import DataConfig, DataSource, ModelConfig, UserError
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 asked = json.loads(sys.argv[1])
 out = {}
 for step in asked["steps"]:
-    model = ModelConfig(**asked.get("model", {}))
-    data = DataConfig(**{**asked.get("data", {}), "source": DataSource(asked.get("data", {}).get("source", "packaged"))})
+    model = ModelConfig(**asked["model"])
+    data = DataConfig(**{**asked["data"], "source": DataSource(asked["data"].get("source", "packaged"))})
     try:
         if step == "resolve":
             source = skytune.models.resolve(model)
             out[step] = [source.path, source.revision, source.fingerprint]
+        if step == "fetch":
+            folder = Path(skytune.models.fetch(model.name, model.revision))
+            out[step] = sorted(path.name for path in folder.iterdir())
         if step == "build":
             out[step] = type(skytune.models.build_model(model, None, ["bad", "good"], 1)).__name__
         if step == "fingerprint":
             out[step] = skytune.data.fingerprint(data, {})
+        if step == "read":
+            source = Source(data)
+            out[step] = [len(source.split(name, "data." + name, name)) for name in ("train", "validation", "test")]
         if step == "prepare":
             found = skytune.data.prepare(data, model, 1, {})
-            out[step] = [len(found.train), len(found.validation), len(found.test), found.labels, found.notes["test_from"]]
+            sizes = [len(found.train), len(found.validation), len(found.test)]
+            out[step] = [*sizes, found.labels, found.notes["test_from"]]
     except UserError as error:
         out[step] = [type(error).__name__, str(error)]
 print(json.dumps(out))
-'''
+"""
 
 
 @pytest.fixture
@@ -54,6 +63,20 @@ def ask(process_env, tmp_path):
     return _ask
 
 
+CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*
+  - split: validation
+    path: data/validation-*
+  - split: test
+    path: data/test-*
+---
+"""
+
+
 @pytest.fixture
 def repositories(hub, tiny):
     """`team/tiny-bert` with other frameworks' files, and `team/reviews` in parquet with class names."""
@@ -64,10 +87,15 @@ def repositories(hub, tiny):
     (folder / "pytorch_model.bin").write_bytes(b"a pickle that nobody should fetch")
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.safetensors").write_bytes(b"another one")
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
     reviews = hub.root / "datasets" / "team" / "reviews" / "data"
     reviews.mkdir(parents=True)
-    for split, count, start, unlabelled in (("train", 60, 0, False), ("validation", 10, 60, False), ("test", 10, 70, True)):
+    (reviews.parent / "README.md").write_text(CARD)
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
+    for split, count, start, unlabelled in (
+        ("train", 60, 0, False),
+        ("validation", 10, 60, False),
+        ("test", 10, 70, True),
+    ):
         numbers = range(start, start + count)
         made = datasets.Dataset.from_dict(
             {"text": [f"film {n} is good" for n in numbers], "label": [-1 if unlabelled else n % 2 for n in numbers]},
@@ -81,22 +109,29 @@ MODEL = {"name": "team/tiny-bert"}
 DATA = {"source": "hub", "name": "team/reviews", "validation": "validation", "test": "test"}
 
 
+@pytest.mark.slow
 def test_hub_online_then_offline_then_unreachable(repositories, ask):
     hub = repositories
-    found, said, _ = ask("resolve", "build", "fingerprint", "prepare", model=MODEL, data=DATA, HF_ENDPOINT=hub.url)
+    found, said, _ = ask(
+        "resolve", "build", "fetch", "fingerprint", "read", "prepare", model=MODEL, data=DATA, HF_ENDPOINT=hub.url
+    )
     commit = hub.commit("models", "team/tiny-bert")
     assert found["resolve"] == [None, commit, commit]
+    assert found["read"] == [60, 10, 10]
+    assert found["fetch"] == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     assert found["build"] == "BertForSequenceClassification"
     assert found["prepare"] == [54, 10, 6, ["neg", "pos"], "cut from train ('test' has no labels)"]
     assert not [line for line in hub.requests if "pytorch_model" in line or "onnx" in line]
-    assert all(line.startswith(("downloading team/", "model: classifier")) for line in said.splitlines()), said
+    assert all(
+        line.startswith(("downloading team/", "model: classifier", "data: 54 train")) for line in said.splitlines()
+    ), said
     # the same from this disk, with the Hub switched off and with a Hub that refuses connections
-    for env in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
-        again, said, seconds = ask("resolve", "build", "fingerprint", "prepare", model=MODEL, data=DATA, **env)
-        assert again == found
-        assert "Retrying" not in said
-        assert "Traceback" not in said
-        assert seconds < 60
+    again, said, _ = ask("resolve", "fetch", "fingerprint", "read", model=MODEL, data=DATA, HF_HUB_OFFLINE="1")
+    assert again == {step: found[step] for step in again}
+    assert said == ""
+    again, said, _ = ask("resolve", "fingerprint", "read", model=MODEL, data=DATA, HF_ENDPOINT="http://127.0.0.1:9")
+    assert again == {step: found[step] for step in again}
+    assert [line.partition(" does not")[0] for line in said.splitlines()] == ["http://127.0.0.1:9"] * 2, said
 
 
 def test_hub_a_pinned_commit_and_its_change(repositories, ask):
@@ -117,6 +152,10 @@ def test_hub_what_is_not_there_is_one_line(repositories, ask):
     assert "model.name=team/nothing: no such folder here and no such model on" in found["resolve"][1]
     assert "data.name=team/nil: no such dataset on" in found["prepare"][1]
     assert said == ""
+    missing = {**DATA, "subset": "german"}
+    found, said, _ = ask("prepare", model=MODEL, data=missing, **env)
+    assert "german" in found["prepare"][1]
+    assert "data.subset names the configuration" in found["prepare"][1]
     found, said, _ = ask("resolve", "prepare", model={**MODEL, "revision": "v9"}, data={**DATA, "test": "tests"}, **env)
     assert "model.name=team/tiny-bert has no revision 'v9'" in found["resolve"][1]
     assert "data.test=tests of data.name=team/reviews: Unknown split" in found["prepare"][1]
@@ -127,7 +166,9 @@ def test_hub_what_is_not_there_is_one_line(repositories, ask):
 @pytest.mark.parametrize("env", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}])
 def test_hub_unreachable_is_one_line_at_once_and_names_the_ways_out(ask, env):
     data = {"source": "hub", "name": "stanfordnlp/sst2"}
-    found, said, seconds = ask("resolve", "build", "fingerprint", "prepare", model={"name": "google/x"}, data=data, **env)
+    found, said, seconds = ask(
+        "resolve", "build", "fingerprint", "prepare", model={"name": "google/x"}, data=data, **env
+    )
     for step, kind in (("resolve", "model"), ("build", "model"), ("fingerprint", "dataset"), ("prepare", "dataset")):
         name, message = found[step]
         assert name == "NotReachable"
@@ -140,6 +181,7 @@ def test_hub_unreachable_is_one_line_at_once_and_names_the_ways_out(ask, env):
     assert seconds < 30
 
 
+@pytest.mark.slow
 def test_the_embedded_default_needs_no_hub(ask):
     import importlib.util
 
@@ -147,4 +189,4 @@ def test_the_embedded_default_needs_no_hub(ask):
         pytest.skip("the extra demo is not installed")
     found, said, _ = ask("resolve", "prepare", data={"max_rows": 50}, HF_HUB_OFFLINE="1")
     assert found["prepare"] == [50, 853, 853, ["negative", "positive"], "cut from train (there is none)"]
-    assert said == ""
+    assert said == "data: 50 train, 853 validation, 853 test rows\n"

@@ -1,7 +1,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import ConfigError, UserError
@@ -103,6 +103,7 @@ def test_unlabelled_is_all_or_nothing():
     assert (encode(split, classes) == -1).all()
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=60))
 def test_numbers_come_back_whatever_their_type(values):
     known = ["a", "b", "c", "d", "e"]

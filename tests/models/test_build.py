@@ -190,7 +190,7 @@ def test_a_type_without_text_classifier_says_so(tmp_path):
         build_model(ModelConfig(name=str(tmp_path)), None, LABELS, 1)
 
 
-OWN = '''
+OWN = """
 import torch
 
 class Bag(torch.nn.Module):
@@ -207,7 +207,7 @@ class Bag(torch.nn.Module):
 
 def nothing():
     return {"not": "a module"}
-'''
+"""
 
 
 @pytest.fixture

@@ -9,7 +9,10 @@ from skytune.config import ModelConfig, UserError
 from skytune.models import build_model, load_saved, save_model, saved_model
 
 LABELS = ["bad", "fine", "great"]
-ROWS = {"input_ids": torch.tensor([[2, 8, 11, 3], [2, 16, 17, 3]]), "attention_mask": torch.ones(2, 4, dtype=torch.long)}
+ROWS = {
+    "input_ids": torch.tensor([[2, 8, 11, 3], [2, 16, 17, 3]]),
+    "attention_mask": torch.ones(2, 4, dtype=torch.long),
+}
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "bart"])
@@ -37,7 +40,7 @@ def test_no_file_of_a_saved_model_is_a_pickle(families, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".model")] == []
 
 
-OWN = '''
+OWN = """
 import torch
 
 class Tied(torch.nn.Module):
@@ -50,7 +53,7 @@ class Tied(torch.nn.Module):
 
     def forward(self, x, labels=None):
         return {"logits": self.head(self.two(self.one(x)))}
-'''
+"""
 
 
 def test_a_module_of_ones_own_is_rebuilt_with_shared_weights(tmp_path, monkeypatch):
@@ -76,7 +79,7 @@ def test_changed_code_of_ones_own_is_one_line(tmp_path, monkeypatch):
     save_model(build_model(ModelConfig(_target_="own_changed.Tied"), None, LABELS, 1), tmp_path / "model")
     spec = tmp_path / "model" / "skytune_model.json"
     spec.write_text(spec.read_text().replace('"args": {}', '"args": {"width": 9}'))
-    with pytest.raises(UserError, match="do not fit own_changed.Tied"):
+    with pytest.raises(UserError, match=r"do not fit own_changed\.Tied"):
         load_saved(tmp_path / "model")
 
 

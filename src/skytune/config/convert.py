@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import sys
 import types
 import typing
 from enum import Enum
@@ -95,7 +96,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             _, item = typing.get_args(hint)
             return {str(k): _convert(item, v, f"{key}.{k}") for k, v in value.items()}
     elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # Not a number and infinity pass comparisons that they should fail.
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
             return float(value)
     elif hint in (int, str, bool) and type(value) is hint:
         return value

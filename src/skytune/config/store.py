@@ -1,7 +1,9 @@
 """Presets and overrides to one `RunConfig`, with Hydra and hydra-zen. Imported by `src/run.py` alone."""
 
 import dataclasses
+import inspect
 import os
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra_zen import ZenStore, builds
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from .convert import describe, from_dict
 from .docs import field_type, presets
@@ -22,6 +25,16 @@ from .targets import Configurable, import_plugins, registry
 
 SUGAR = {"callback": "callbacks", "metric": "eval.extra_metrics"}
 """Groups whose presets are entries of a dict: where they go."""
+
+OFFERED = {
+    "model": ("num_labels", "id2label", "label2id", "vocab_size"),
+    "metric": ("predictions", "references", "logits", "keep_in_memory"),
+    "callback": ("config",),
+}
+"""Parameters that the package fills in when the thing is called: a preset must not freeze their defaults."""
+
+LIFTED = {"optimizer": ("lr", "weight_decay")}
+"""Parameters that have a key of their own in the group, which the rest of the package reads."""
 
 GLOBAL = ("data", "debug", "experiment")
 """Groups whose presets may set keys of any group. Hydra wants that said where such a preset is chosen, or in the first
@@ -34,7 +47,7 @@ def compose_run(folder: Path, overrides: list[str], extra_folder: Path | None = 
     Raises:
         ConfigError: one line that names the key and what is allowed.
     """
-    overrides = [_translate(text) for text in overrides]
+    overrides = [_readable(_translate(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]
     import_plugins(_plugins(parsed))
     _register()
@@ -47,19 +60,21 @@ def compose_run(folder: Path, overrides: list[str], extra_folder: Path | None = 
         overrides = [*overrides, f"hydra.searchpath=[file://{extra_folder.absolute()}]"]
     for override in parsed:
         _check(override, groups)
+    overrides = [f"+{text}" if text.startswith("experiment@") else text for text in overrides]  # no default: added
     emptied = [o.key_or_group for o in parsed if o.is_delete() and _is_dict(o.key_or_group, groups)]
     overrides = [text for text in overrides if text.lstrip("~") not in emptied]
     try:
         with initialize_config_dir(config_dir=str(folder.absolute()), version_base="1.3", job_name="skytune"):
             composed = compose("config", overrides=overrides)
         values = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_one_line(error)) from error
     for key in emptied:
         _empty(values, key)
     config = from_dict(RunConfig, values)  # type: ignore[arg-type]
     if "plugins" not in {override.key_or_group for override in parsed}:
-        config.plugins = _plugins(parsed)
+        config.plugins = list(dict.fromkeys([*_plugins(parsed), *config.plugins]))
+        import_plugins(config.plugins)  # those that a preset names: a mistake in them is told here, not by a worker
     return config
 
 
@@ -82,21 +97,40 @@ def _register() -> None:
 def _node(entry: Configurable) -> DictConfig:
     """Return a preset for something of the user's: its import path, and its signature's defaults as arguments.
 
-    A parameter without a default is left out: it is given on the command line, or offered when the thing is called.
+    A parameter without a default is left out: it is given on the command line, or offered when the thing is called. So
+    is one whose default is no plain value (a function, a tensor): the thing itself knows it.
     """
-    config = OmegaConf.structured(builds(entry.obj, populate_full_signature=True))
+    skipped = [
+        name
+        for name, parameter in inspect.signature(entry.obj).parameters.items()
+        if name in OFFERED.get(entry.group, ()) or not _is_plain(parameter.default)
+    ]
+    recipe = builds(entry.obj, populate_full_signature=True, zen_exclude=skipped)
+    config = OmegaConf.structured(recipe)
     values = {key: config._get_node(key) for key in config if not OmegaConf.is_missing(config, key)}
     target = entry.target
     values.pop("_target_", None)
     if entry.group in SUGAR:
         return OmegaConf.create({"_target_": target, **values})
-    node = OmegaConf.create({"_target_": target, "args": values})
+    lifted = {key: values.pop(key) for key in LIFTED.get(entry.group, ()) if key in values}
+    node = OmegaConf.create({"_target_": target, **lifted, "args": values})
     return OmegaConf.create({entry.group: node}) if entry.group in GLOBAL else node
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether YAML and JSON can hold the value."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _translate(text: str) -> str:
     """Spell out the short forms: `checkpoint=PATH`, `debug=`, `+callback=name`, `+metric=name`."""
     key, equals, value = text.partition("=")
+    if "@" in key.removesuffix("@_global_"):
+        raise ConfigError(f"'{text}': a preset goes into the group of its own name: write group=name")
     if key == "checkpoint" and equals:
         return f"checkpoint.path={_quoted(value)}"
     if text == "debug=":
@@ -116,11 +150,35 @@ def _quoted(value: str) -> str:
     return value if value[:1] in "'\"" else "'" + value.replace("'", "\\'") + "'"
 
 
+def _readable(text: str) -> str:
+    """Quote a value that Hydra's grammar cannot read (an umlaut, an apostrophe, `=`) where the key wants text."""
+    try:
+        _parse(text)
+    except ConfigError:
+        key, equals, value = text.partition("=")
+        if equals and value and "\n" not in value and _wants_text(key.lstrip("+")):
+            return f"{key}={_quoted(value)}"
+        raise
+    return text
+
+
+def _wants_text(key: str) -> bool:
+    try:
+        return field_type(key) in (str, str | None)
+    except ConfigError:
+        return False
+
+
 def _parse(text: str) -> Override:
     try:
-        return OverridesParser.create().parse_override(text)
+        parsed = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(f"cannot read '{text}': write key=value (quote values with commas, spaces or =)") from error
+        parsed, cause = None, error
+    if parsed is None or not parsed.key_or_group:
+        shown = " ".join(text.split())
+        message = f"cannot read '{shown}': write key=value (quote values with commas, spaces or =)"
+        raise ConfigError(message) from (cause if parsed is None else None)
+    return parsed
 
 
 def _plugins(parsed: list[Override]) -> list[str]:
@@ -139,11 +197,14 @@ def _check(override: Override, groups: dict[str, dict[str, str]]) -> None:
         raise ConfigError(f"'{text}' asks for several runs; run one value at a time")
     if key in groups:
         name = override.value()
+        if isinstance(name, (dict, list)):
+            allowed = ", ".join(groups[key])
+            raise ConfigError(f"{key}={name}: name one preset ({allowed}); keys are set one by one ({key}.KEY=...)")
         if name is not None and name not in groups[key]:
             raise ConfigError(f"{key}={name}: no such preset; allowed: {', '.join(groups[key])}")
         return
-    if key.split(".")[0] == "hydra" or (override.package is not None and key not in GLOBAL):
-        return
+    if key.split(".")[0] == "hydra":
+        raise ConfigError(f"'{text}': Hydra's own settings have no effect here (--config-dir adds presets of yours)")
     hint = field_type(key)
     free = "." in key and _in_dict(key)
     if override.is_delete() and not free and not _is_dict(key, groups):
@@ -191,14 +252,23 @@ def _one_line(error: Exception) -> str:
         found = found.__cause__
     key = getattr(found, "full_key", None) or ""
     first = str(found).strip().splitlines()[0] if str(found).strip() else type(found).__name__
+    if isinstance(found, MarkedYAMLError) and found.problem_mark is not None:
+        mark = found.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: is no YAML: {found.problem}"
+    absent = re.match(r"Could not delete from config. '(.+)' does not exist", first)
+    if absent:
+        return f"~{absent[1]}: there is no such key to take away"
+    if isinstance(found, InterpolationResolutionError):
+        return f"{key}: {first}"
     if key:
         try:
-            wanted = describe(field_type(str(key).split("[")[0]))
+            hint = field_type(str(key).split("[")[0])
+            wanted = first if hint is Any else f"must be {describe(hint)}"
         except ConfigError as unknown:
             return f"{unknown}; to add a key to a group of free keys, put a + before it"
         value = getattr(found, "value", None)
         said = f"={value!r}" if value is not None else ""
         if "not in struct" in first:
             return f"unknown key '{key}': to add a key of your own put a + before it (+{key}=...)"
-        return f"{key}{said}: must be {wanted}"
+        return f"{key}{said}: {wanted}"
     return first

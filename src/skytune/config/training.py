@@ -100,6 +100,10 @@ class OptimizerConfig:
             raise ConfigError(f"optimizer.weight_decay={self.weight_decay}: must not be negative")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas}: two numbers, each at least 0 and below 1")
+        if self.eps <= 0:
+            raise ConfigError(f"optimizer.eps={self.eps}: must be above 0")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"optimizer.momentum={self.momentum}: must be at least 0 and below 1")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ConfigError(f"optimizer.clip_norm={self.clip_norm}: must be above 0, or null for no clipping")
         if self.args and not self._target_:

@@ -14,10 +14,13 @@ from .rows import Rows, text_column
 def from_dataset(dataset: Any, config: DataConfig, name: str) -> Rows:
     """Return the rows of a `datasets.Dataset`: texts where it has the column, else all its columns as they are."""
     present = list(dataset.column_names)
-    label = next((column for column in (config.label, "labels", "label") if column in present), None)
+    names_of_label = [config.label]
+    if config.source is DataSource.target and config.label == DataConfig.label:
+        names_of_label.append("labels")  # what tokenized data sets usually call it
+    label = next((column for column in names_of_label if column in present), None)
     feature: Any = dataset.features[label] if label else None
     names = list(feature.names) if type(feature).__name__ == "ClassLabel" else None
-    rows = Rows(name=name, names=names, parts=[(name, len(dataset))])
+    rows = Rows(name=name, names=names, parts=[(name, len(dataset))], columns=present)
     if label:
         rows.label = _column(dataset, label)
     if config.text in present:

@@ -84,7 +84,7 @@ def _csv(data: bytes, text: str, path: str, config: DataConfig, tabs: bool) -> t
         hint = "" if tabs else " (a comma or a quotation mark in a text needs quotes around the text)"
         has = f"has {columns} columns, the header {len(header)}"
         raise UserError(f"{path}{row}: {has}{hint}; data.bad_rows=drop leaves such rows out")
-    return _rows(path, table.num_rows, config, {name: table[name] for name in wanted}), len(bad)
+    return _rows(path, table.num_rows, config, {name: table[name] for name in wanted}, header), len(bad)
 
 
 def _json(text: str, path: str, config: DataConfig, array: bool) -> Rows:
@@ -105,13 +105,14 @@ def _json(text: str, path: str, config: DataConfig, array: bool) -> Rows:
     for number, record in enumerate(records, 1):
         if not isinstance(record, dict):
             raise UserError(f"{path}, row {number}: is no JSON object with the columns as keys")
-    wanted = _columns(list(dict.fromkeys(name for record in records for name in record)), path, config)
+    present = list(dict.fromkeys(name for record in records for name in record))
+    wanted = _columns(present, path, config)
     odd: dict[int, str] = {}
     columns: dict[str, Any] = {}
     for name in wanted:
         values = [record.get(name) for record in records]
         columns[name] = _labels(values, path, name) if name == config.label else _texts(values, name, odd)
-    rows = _rows(path, len(records), config, columns)
+    rows = _rows(path, len(records), config, columns, present)
     rows.odd = odd
     return rows
 
@@ -148,7 +149,7 @@ def _parquet(data: bytes, path: str, config: DataConfig) -> Rows:
         table.validate(full=True)  # Parquet's writers may leave broken UTF-8
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: is no readable Parquet file: {first_line(error)}") from error
-    return _rows(path, table.num_rows, config, {name: table[name] for name in wanted})
+    return _rows(path, table.num_rows, config, {name: table[name] for name in wanted}, file.schema_arrow.names)
 
 
 def _columns(present: list[str], path: str, config: DataConfig) -> list[str]:
@@ -163,7 +164,7 @@ def _columns(present: list[str], path: str, config: DataConfig) -> list[str]:
     return wanted + ([config.label] if config.label in present else [])
 
 
-def _rows(path: str, count: int, config: DataConfig, columns: dict[str, Any]) -> Rows:
+def _rows(path: str, count: int, config: DataConfig, columns: dict[str, Any], present: list[str]) -> Rows:
     pair = columns.get(config.text_pair) if config.text_pair else None
     return Rows(
         name=path,
@@ -171,4 +172,5 @@ def _rows(path: str, count: int, config: DataConfig, columns: dict[str, Any]) ->
         pair=None if pair is None else text_column(pair, str(config.text_pair), path),
         label=columns.get(config.label),
         parts=[(path, count)],
+        columns=present,
     )

@@ -64,8 +64,6 @@ def find_classes(rows: Rows, given: list[str] | None) -> Classes:
     """
     if len(rows) == 0:
         raise UserError(f"{rows.name}: 0 rows are left, nothing to train on")
-    if rows.label is None:
-        raise ConfigError(f"data.label: {rows.name} has no such column")
     raw = _raw(rows)
     _no_missing(rows, raw)
     if given is not None and rows.names is not None and len(given) != len(rows.names):

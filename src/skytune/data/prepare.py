@@ -12,7 +12,7 @@ from .fingerprint import fingerprint
 from .labels import Classes, encode, find_classes, labelled
 from .rows import Rows, drop_bad
 from .sources import Source
-from .splits import Purpose, cut, shrink, text_keys
+from .splits import Purpose, collapse, cut, shrink, text_keys
 from .tokens import tokenize, with_labels
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ def prepare(config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, s
         notes[f"truncated_{name}"] = truncated
         total += truncated
     notes["truncated"] = total
+    _say(notes)
     return Prepared(
         train=done.pop("train"),
         validation=done.pop("validation"),
@@ -109,6 +110,19 @@ def prepare(config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, s
         notes=notes,
         fingerprint=print_,
     )
+
+
+def _say(notes: Notes) -> None:
+    """Log in one line what a person should know before training."""
+    rows = ", ".join(f"{notes[f'rows_{name}']:,} {name}" for name in ("train", "validation", "test"))
+    lost = {
+        "rows without text left out": notes.get("dropped_bad_rows"),
+        "rows of train left out because they are scored": notes.get("dropped_leaks_train"),
+        "rows of validation left out because they are in test": notes.get("dropped_leaks_validation"),
+        f"texts cut off at {notes.get('max_length')} tokens": notes.get("truncated"),
+    }
+    told = [f"{count:,} {what}" for what, count in lost.items() if count]
+    logger.info("data: %s", "; ".join([f"{rows} rows", *told]))
 
 
 def _read(config: DataConfig, seed: int, sets: dict[str, str], notes: Notes) -> tuple[dict[str, Split], Classes]:
@@ -126,10 +140,15 @@ def _read(config: DataConfig, seed: int, sets: dict[str, str], notes: Notes) -> 
         return rows
 
     rows = read(config.train, "data.train", "train")
+    if rows.label is None:
+        where = rows.parts[0][0] if rows.parts else rows.name
+        has = ", ".join(map(repr, rows.columns))
+        raise ConfigError(f"data.label={config.label}: no such column in {where}; it has: {has}")
     classes = find_classes(rows, config.labels)
     train = Split(rows, encode(rows, classes))
     total = len(rows)
     notes["rows_read"] = total
+    _count_duplicates(train, notes)
     found: dict[str, Split] = {}
     for name, spec in (("test", config.test), ("validation", config.validation)):
         spec = spec or (name if source.offers(name) else None)
@@ -160,13 +179,12 @@ def _read(config: DataConfig, seed: int, sets: dict[str, str], notes: Notes) -> 
 
 
 def _drop_leaks(splits: dict[str, Split], config: DataConfig, sets: dict[str, str], notes: Notes) -> None:
-    """Drop texts that stand in a split that is used later, and count texts that stand in train twice."""
+    """Drop texts that stand in a split that is used later (compared in `splits.normalize`'s form)."""
     all_keys = {name: text_keys(split.rows) for name, split in splits.items()}
     keys = {name: key for name, key in all_keys.items() if key is not None}
     if len(keys) < len(all_keys):
         notes["leaks"] = "not looked for: the data brings neither texts nor token ids"
         return
-    _count_duplicates(keys["train"], splits["train"].numbers, notes)
     leak = np.isin(keys["validation"], keys["test"])
     notes["dropped_leaks_validation"] = _drop(splits, "validation", leak)
     keys["validation"] = keys["validation"][~leak]
@@ -187,12 +205,15 @@ def _drop(splits: dict[str, Split], name: str, leak: np.ndarray) -> int:
     return count
 
 
-def _count_duplicates(keys: np.ndarray, numbers: np.ndarray, notes: Notes) -> None:
-    """Note rows of train whose text stood there before, and texts that have two labels."""
-    texts = len(np.unique(keys))
-    notes["duplicate_texts"] = len(keys) - texts
-    pairs = np.unique(np.stack([keys, numbers.astype(np.uint64)]), axis=1)
-    notes["conflicting_texts"] = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
+def _count_duplicates(train: Split, notes: Notes) -> None:
+    """Note rows of train whose text stood there before (case and white space aside), and texts of two classes."""
+    keys = text_keys(train.rows, collapse)
+    if keys is None:
+        return
+    texts, first = np.unique(keys, return_inverse=True)
+    notes["duplicate_texts"] = len(keys) - len(texts)
+    pairs = np.unique(np.stack([first, train.numbers]), axis=1)
+    notes["conflicting_texts"] = int((np.bincount(pairs[0]) > 1).sum())
 
 
 def _tokenizer(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]:

@@ -39,6 +39,9 @@ class Rows:
     other: Any = None
     """`datasets.Dataset` of all columns but the label, where the data set brings numbers."""
 
+    columns: list[str] = field(default_factory=list)
+    """Names of all columns that stood there, for messages."""
+
     number: np.ndarray | None = None
     """Where each row stood when it was read, from 0; None while nothing was taken away."""
 
@@ -91,7 +94,7 @@ def concatenate(parts: list[Rows], name: str) -> Rows:
     if len(parts) == 1:
         return dataclasses.replace(parts[0], name=name)
     kinds = {part.label.type for part in parts if part.label is not None}
-    whole = Rows(name=name, parts=[entry for part in parts for entry in part.parts])
+    whole = Rows(name=name, parts=[entry for part in parts for entry in part.parts], columns=parts[0].columns)
     start = 0
     for part in parts:
         whole.odd |= {start + row: value for row, value in part.odd.items()}

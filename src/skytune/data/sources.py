@@ -33,8 +33,7 @@ class Source:
     def __init__(self, config: DataConfig) -> None:
         self.config = config
         self.malformed = 0
-        self._commit: str | None = None
-        self._online = True
+        self._builder: Any = None
         self._own: dict[str, Any] | None = None
 
     def split(self, spec: str, key: str, name: str) -> Rows:
@@ -83,22 +82,26 @@ class Source:
 
     def _hub(self, spec: str, key: str, name: str) -> Rows:
         config = self.config
-        if self._commit is None:
-            self._commit, self._online = commit_of("dataset", config.name, config.revision)
+        commit, online = commit_of("dataset", config.name, config.revision)
         import datasets
 
         try:
             with one_line("dataset", config.name, config.revision), quiet("datasets", "huggingface_hub"):
-                with _offline(not self._online):
-                    loaded = datasets.load_dataset(config.name, config.subset, split=spec, revision=self._commit)
+                with _offline(not online):
+                    if self._builder is None:  # once for all splits: finding the files takes many requests
+                        builder = datasets.load_dataset_builder(config.name, config.subset, revision=commit)
+                        builder.download_and_prepare()
+                        self._builder = builder
+                    loaded = self._builder.as_dataset(split=spec)
         except UserError:
             raise
-        except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
-            if not self._online and not isinstance(error, ValueError):
+        except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+            lost = "client has been closed" in str(error)  # what is left when the connection breaks while it retries
+            if lost or (not online and isinstance(error, FileNotFoundError)):
                 raise not_reachable("dataset", config.name) from error
             raise UserError(f"{key}={spec} of data.name={config.name}: {_hub_reason(error)}") from error
         files = [str(entry["filename"]) for entry in loaded.cache_files]
-        if not self._online and files and self._commit not in files[0]:  # offline, the library takes any commit it has
+        if not online and files and commit not in files[0]:  # offline, the library takes any commit it has
             raise not_reachable("dataset", config.name)
         return from_dataset(loaded, config, name)
 
@@ -163,4 +166,5 @@ class _offline:
 
 def _hub_reason(error: BaseException) -> str:
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    return text[:300] or type(error).__name__
+    hint = " (data.subset names the configuration)" if "onfig" in text else ""
+    return (text[:300] or type(error).__name__) + hint

@@ -5,6 +5,8 @@ split with any version.
 """
 
 import hashlib
+import unicodedata
+from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -71,16 +73,35 @@ def shrink(labels: np.ndarray, fraction: float, max_rows: int | None, seed: int)
     return np.sort(stratified_order(labels, seed, Purpose.shrink)[:size])
 
 
-def normalize(text: str) -> str:
-    """Return the form in which two texts count as the same: no outer white space, inner white space single, casefold.
+class _Letters(dict[int, int | None]):
+    """A table for `str.translate` that deletes punctuation, white space and control characters, of any script."""
 
-    Punctuation and accents count: SST-2 and its sources differ in nothing else, and more would drop true neighbours.
-    """
+    def __missing__(self, letter: int) -> int | None:
+        category = unicodedata.category(chr(letter))
+        self[letter] = None if category[0] in "PZC" or category == "Sk" else letter
+        return self[letter]
+
+
+_letters = _Letters()
+
+
+def collapse(text: str) -> str:
+    """Return a text without outer white space, with single inner white space, casefolded."""
     return " ".join(text.split()).casefold()
 
 
-def text_keys(rows: Rows) -> np.ndarray | None:
-    """Return a 64-bit key of every row's normalized text (and second text); equal texts have equal keys.
+def normalize(text: str) -> str:
+    """Return the form in which two texts count as the same: casefolded, without punctuation and white space.
+
+    White space alone is not enough: data sets tokenize the same sentence differently ("it 's" and "it's"). With this
+    form 731 of SST-2's 872 validation sentences are found in Rotten Tomatoes' reviews, with `collapse` 394. A text of
+    nothing but punctuation keeps it.
+    """
+    return text.translate(_letters).casefold() or collapse(text)
+
+
+def text_keys(rows: Rows, form: Callable[[str], str] = normalize) -> np.ndarray | None:
+    """Return a 64-bit key of every row's text (and second text) in a normal form; equal texts have equal keys.
 
     Two different texts share a key with a probability of about n**2 / 2**65: 4e-7 for 3.6 million rows.
 
@@ -95,7 +116,7 @@ def text_keys(rows: Rows) -> np.ndarray | None:
         texts = rows.text.slice(start, size).to_pylist()
         pairs = None if rows.pair is None else rows.pair.slice(start, size).to_pylist()
         for offset, text in enumerate(texts):
-            whole = normalize(text) if pairs is None else f"{normalize(text)}\0{normalize(pairs[offset])}"
+            whole = form(text) if pairs is None else f"{form(text)}\0{form(pairs[offset])}"
             keys[start + offset] = _key(whole.encode())
     return keys
 

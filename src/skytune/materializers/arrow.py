@@ -26,6 +26,7 @@ def write_dataset(dataset: "Dataset | DatasetDict", folder: Path) -> None:
     Raises:
         UserError: a split has a transform, or something else that plain files cannot hold.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     if not isinstance(dataset, dict):
         _write_split(dataset, folder, "the data set")
         return
@@ -69,10 +70,11 @@ def whole_files(dataset: "Dataset") -> list[Path] | None:
     """Return the files on disk that together are exactly this data set, in order; None where there are none."""
     import pyarrow as pa
     from datasets import Features
+    from datasets.features.features import require_storage_embed
     from datasets.table import ConcatenationTable, MemoryMappedTable
 
-    if dataset._indices is not None:
-        return None
+    if dataset._indices is not None or any(map(require_storage_embed, dataset.features.values())):
+        return None  # a selection, or images and the like that may still lie in files of their own
     table = dataset.data
     # Blocks beside each other are columns of different files.
     rows = table.blocks if isinstance(table, ConcatenationTable) else [[table]]
@@ -89,7 +91,7 @@ def whole_files(dataset: "Dataset") -> list[Path] | None:
 
 
 def _is_changed(table: Any) -> bool:
-    """Tell whether a memory-mapped table differs from its file; what its schema says of the features is compared above."""
+    """Tell whether a memory-mapped table differs from its file in more than the notes on features in its schema."""
     return any(name != "replace_schema_metadata" for name, *_ in table.replays)
 
 

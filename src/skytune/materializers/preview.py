@@ -31,7 +31,8 @@ svg { width: 100%; height: 90px; display: block } rect { fill: var(--bar) }
 .axis { display: flex; justify-content: space-between; color: var(--soft); font-size: 12px }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13px } th { font-weight: 600 }
 th, td { text-align: left; vertical-align: top; padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line) }
-td { max-width: 340px; overflow-wrap: anywhere } th small { display: block; color: var(--soft); font-weight: 400 }
+td { min-width: 90px; max-width: 340px; overflow-wrap: anywhere }
+th small { display: block; color: var(--soft); font-weight: 400 }
 """
 
 
@@ -64,7 +65,7 @@ def _section(name: str, dataset: "Dataset") -> str:
 
 
 def _balance(counts: dict[str, int]) -> str:
-    total, most = max(sum(counts.values()), 1), max(*counts.values(), 1)
+    total, most = max(sum(counts.values()), 1), max([*counts.values(), 1])
     shown = list(counts.items())[:_CLASSES]
     bars = "".join(
         f'<div class="bar"><span title="{escape(name)}">{escape(name)}</span>'
@@ -92,13 +93,18 @@ def _histogram(tokens: "np.ndarray") -> str:
 def _table(dataset: "Dataset", features: dict[str, str]) -> str:
     columns = dataset.column_names[:_COLUMNS]
     rows = dataset.with_format(None).select(range(min(_ROWS, len(dataset)))).select_columns(columns)
+    names = {name: getattr(dataset.features[name], "names", None) or [] for name in columns}
     types = {name: escape(shorten(features.get(name, ""), 60)) for name in columns}
     head = "".join(f"<th>{escape(name)}<small>{kind}</small></th>" for name, kind in types.items())
-    body = "".join("<tr>" + "".join(f"<td>{_cell(row[name])}</td>" for name in columns) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_cell(row[name], names[name])}</td>" for name in columns) + "</tr>" for row in rows
+    )
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, names: list[str]) -> str:
+    if isinstance(value, int) and 0 <= value < len(names):
+        value = f"{value} {names[value]}"
     if isinstance(value, list) and len(value) > 8:
         return f"{escape(shorten(', '.join(map(str, value[:8])), _TEXT))}, … ({len(value)})"
     if isinstance(value, list):

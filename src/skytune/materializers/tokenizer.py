@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from zenml.enums import ArtifactType
 
+from ..job import read_json, write_json
 from ..models import quiet
 from .files import FolderMaterializer, read_class, write_class
 from .types import named_type
@@ -37,6 +38,14 @@ class TokenizerMaterializer(_PretrainedFiles):
         named_type("transformers.tokenization_utils_base.PreTrainedTokenizerBase"),
     )
     ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.DATA
+
+    def write(self, folder: Path, data: Any) -> None:
+        """Write the tokenizer's files."""
+        super().write(folder, data)
+        # `save_pretrained` writes the sides that the tokenizer was made with, not those that were set since.
+        config = folder / "tokenizer_config.json"
+        sides = {name: getattr(data, name) for name in ("padding_side", "truncation_side")}
+        write_json(config, {**read_json(config), **sides})
 
     def bases(self) -> tuple[type, ...]:
         """Return the base class of all tokenizers."""

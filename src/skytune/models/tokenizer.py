@@ -4,7 +4,7 @@ from typing import Any
 
 from ..config import ModelConfig, UserError
 from .quiet import quiet
-from .source import ModelSource, fetch, first_line
+from .source import TOKENIZER, ModelSource, fetch, first_line
 
 OFFSET_FAMILIES = {
     "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm",
@@ -30,7 +30,7 @@ def load_tokenizer(config: ModelConfig, source: ModelSource | None = None) -> An
         NotReachable: it is on the Hub, which does not answer.
     """
     if config.tokenizer:
-        folder = fetch(config.tokenizer, weights=False, key="model.tokenizer")
+        folder = fetch(config.tokenizer, weights=False, key=TOKENIZER)
     elif source is not None and source.path:
         folder = source.path
     else:
@@ -54,6 +54,9 @@ def read_tokenizer(folder: str, name: str | None = None) -> Any:
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         reason = first_line(error)
         raise UserError(f"no usable tokenizer in {name} (model.tokenizer=... names another): {reason}") from error
+    # Where the files are missing, transformers makes up a tokenizer that knows nothing but its special tokens.
+    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):
+        raise UserError(f"no usable tokenizer in {name} (model.tokenizer=... names another): it has no vocabulary")
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise UserError(

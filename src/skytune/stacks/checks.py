@@ -147,15 +147,14 @@ def devices() -> list[Finding]:
 
 def all_reduce(backend: str = "gloo", processes: int = 2, timeout: float = REDUCE_SECONDS) -> list[Finding]:
     """Start worker processes as a run does and have them add numbers up together."""
-    from ..launch.local import end_group, environment
+    from ..launch.local import environment
+    from ..launch.processes import end_group, module_command
 
     name, start = f"{processes} x {backend}", time.monotonic()
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    words = [*torchrun, "--nproc-per-node", str(processes), "-m", f"{__package__}.allreduce", backend]
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
-            [sys.executable, *words], env=environment(processes, 1), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            module_command(f"{__package__}.allreduce", backend, processes=processes), env=environment(processes, 1),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
             code: int | None = child.wait(timeout)

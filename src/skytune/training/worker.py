@@ -4,17 +4,24 @@
     python -m torch.distributed.run --nproc-per-node 2 -m skytune.training.worker JOBDIR
 """
 
-import logging
 import os
 import sys
-import threading
-import time
-import traceback
 from pathlib import Path
 
-from ..config import UserError
-from ..config.targets import import_plugins
-from ..job import JobDir, RankError
+import skytune
+
+# The folder that holds this package goes to the end of the path: the user's files beside it must not hide a library.
+_SOURCE = Path(skytune.__file__).resolve().parents[1]
+sys.path = [entry for entry in sys.path if not entry or Path(entry).resolve() != _SOURCE] + [str(_SOURCE)]
+
+import logging  # noqa: E402
+import threading  # noqa: E402
+import time  # noqa: E402
+import traceback  # noqa: E402
+
+from ..config import UserError  # noqa: E402
+from ..config.targets import import_plugins  # noqa: E402
+from ..job import JobDir, RankError  # noqa: E402
 
 log = logging.getLogger("skytune")
 

@@ -1,0 +1,106 @@
+"""Checks the training room on CUDA devices; needs torch, transformers, accelerate, pyarrow and this source tree alone.
+
+    python benchmarks/gpu_check.py --model FOLDER --splits FOLDER
+
+FOLDER of the model is one that transformers loads, with its tokenizer; FOLDER of the splits holds train, validation and
+test as `skytune.data.tables.write_split` leaves them. Prints one line a check, and exits with 1 if one fails.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import torch
+
+from skytune.config import RunConfig, UserError, from_dict
+from skytune.job import Job, JobDir
+from skytune.launch.local import LocalLauncher
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json")
+
+
+def run(arguments: argparse.Namespace, work: Path, name: str, **groups: Any) -> tuple[dict[str, Any], list[float], JobDir]:
+    """Train; return (result, losses by step, job)."""
+    job = JobDir(work / name)
+    shutil.rmtree(job.root, ignore_errors=True)
+    job.inputs.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        os.symlink(arguments.splits / split, job.inputs / split)
+    (job.inputs / "tokenizer").mkdir()
+    for file in TOKENIZER_FILES:
+        if (arguments.model / file).is_file():
+            shutil.copy(arguments.model / file, job.inputs / "tokenizer" / file)
+    os.symlink(arguments.model, job.inputs / "weights")
+    values: dict[str, Any] = {"model": {"name": str(arguments.model)}, "log": {"every_steps": 1}, **groups}
+    config = from_dict(RunConfig, values)
+    job.write_job(
+        Job(
+            kind="train", run_key=name, config=config, labels=["negative", "positive"], train="inputs/train",
+            evaluation={"validation": "inputs/validation", "test": "inputs/test"}, weights="inputs/weights",
+        )
+    )  # fmt: skip
+    LocalLauncher().run(job, config.compute)
+    result = job.read_result()
+    assert result is not None
+    return result, [record["loss"] for record in job.read_history() if record["kind"] == "step"], job
+
+
+def accuracy(job: JobDir) -> float:
+    """Return the accuracy of the test predictions."""
+    from skytune.training.outputs import read_predictions
+
+    _, labels, logits = read_predictions(job.predictions("test"))
+    return float((logits.argmax(1) == labels).mean())
+
+
+def main() -> int:
+    """Run all checks; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=lambda text: Path(text).absolute(), required=True)
+    parser.add_argument("--splits", type=lambda text: Path(text).absolute(), required=True)
+    arguments = parser.parse_args()
+    gpus = torch.cuda.device_count()
+    print(f"torch {torch.__version__}, {gpus} x {torch.cuda.get_device_name(0) if gpus else 'no GPU'}")
+    checks: list[tuple[str, bool, str]] = []
+
+    def check(name: str, passed: bool, seen: str) -> None:
+        checks.append((name, passed, seen))
+        print(f"{'ok  ' if passed else 'FAIL'} {name}: {seen}", flush=True)
+
+    exact = {"model": {"name": str(arguments.model), "dropout": 0.0}, "precision": "fp32", "max_steps": 30}
+    sgd = {"optimizer": {"name": "sgd", "lr": 0.01, "weight_decay": 0.0}}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        auto, _, job = run(arguments, work, "auto", epochs=2, optimizer={"lr": 5e-5})
+        check("auto takes every GPU", auto["world_size"] == max(gpus, 1), f"world size {auto['world_size']}")
+        check("auto computes in bf16", auto["precision"] == "bf16", auto["precision"])
+        check("it learns", accuracy(job) >= 0.76, f"test accuracy {accuracy(job):.4f} after 2 epochs")
+        print(json.dumps({k: auto[k] for k in ("device", "samples_per_s", "tokens_per_s", "phases", "peak_memory_bytes")}))
+        cpu, cpu_losses, _ = run(arguments, work, "cpu", compute={"device": "cpu"}, **exact, **sgd)
+        check("compute=cpu stays on the CPU", cpu["device"] == "cpu", cpu["device"])
+        one, one_losses, _ = run(arguments, work, "one", launch={"num_processes": 1}, **exact, **sgd)
+        worst = max(abs(a - b) for a, b in zip(cpu_losses, one_losses, strict=True))
+        check("fp32 losses of GPU and CPU", worst < 1e-4, f"at most {worst:.1e} apart over 30 steps")
+        if gpus > 1:
+            two, two_losses, _ = run(arguments, work, "two", launch={"num_processes": 2}, **exact, **sgd)
+            worst = max(abs(a - b) for a, b in zip(one_losses, two_losses, strict=True))
+            check("fp32 losses of 1 and 2 GPUs", worst < 1e-5, f"at most {worst:.1e} apart, world size {two['world_size']}")
+        same, same_losses, _ = run(arguments, work, "again", launch={"num_processes": 1}, **exact, **sgd)
+        check("the same seed repeats", same_losses == one_losses, f"30 losses, {same['device']}")
+        try:
+            run(arguments, work, "many", launch={"num_processes": gpus + 1}, compute={"device": "cuda"}, max_steps=1)
+            check("more processes than GPUs is refused", False, "it ran")
+        except UserError as error:
+            check("more processes than GPUs is refused", "no GPU of its own" in str(error), str(error).splitlines()[0])
+    return 0 if all(passed for _, passed, _ in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

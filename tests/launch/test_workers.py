@@ -1,0 +1,187 @@
+"""Real worker processes: what they are given, how they end, and that nothing is left of them."""
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skytune.config import UserError, WorkerError
+
+WITHIN = 60.0
+"""A run that fails must have ended by then."""
+
+
+def given(tmp_path: Path, kind: str, **more: Any) -> dict[str, Any]:
+    return {"folder": str(tmp_path / "pids"), "kind": kind, **more}
+
+
+def fails(run_job: Callable[..., Any], error: type[Exception] = WorkerError, **groups: Any) -> str:
+    start = time.monotonic()
+    with pytest.raises(error) as caught:
+        run_job(rows=32, validation=4, test=4, **groups)
+    assert time.monotonic() - start < WITHIN
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_two_processes_with_everything_in_the_way(
+    run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Cases 1, 2, 3 and 24 in one run: types, world size, files named like libraries, a busy port, foreign settings."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("evaluate.py", "datasets.py"):
+        (here / name).write_text("raise RuntimeError('the wrong file was imported')\n")
+    monkeypatch.chdir(here)
+    accelerate = tmp_path / "hf" / "accelerate"
+    accelerate.mkdir(parents=True)
+    (accelerate / "default_config.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: fp16\nnum_processes: 8\nuse_cpu: false\n"
+    )
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_SHARDING_STRATEGY", "FULL_SHARD")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "5")
+    values = {"nothing": None, "count": None, "items": ["a", 1, None, 2.5, True], "deep": {"n": None, "s": "None"}}
+    extra = {"my_key": 1, "none": None, "text": "1"}
+    try:
+        busy: Any = socket.create_server(("127.0.0.1", 29500))
+    except OSError:
+        busy = open(os.devnull)  # somebody has it already: just as well
+    with busy:
+        done = run_job(
+            rows=48, validation=8, test=5, launch={"num_processes": 2, "threads": 1}, loader={"num_workers": 1},
+            callbacks={"witness": {"_target_": f"{trouble}.Witness", "folder": str(pids), **values}}, extra=extra,
+        )  # fmt: skip
+
+    assert (done.result["world_size"], done.result["processes_asked"], done.result["status"]) == (2, 2, "completed")
+    assert done.result["precision"] == "fp32"
+    for rank in (0, 1):
+        seen = json.loads((pids / f"seen-{rank}.json").read_text())
+        assert {key: seen[key] for key in values} == values
+        assert seen["extra"] == extra
+        assert seen["max_steps"] is None
+        assert seen["same_config"] is True
+        assert (seen["rank"], seen["size"], seen["precision"], seen["threads"]) == (rank, 2, "fp32", 1)
+        assert "site-packages" in seen["evaluate"] and "site-packages" in seen["datasets"]
+        assert not [key for key in seen["environment"] if key.startswith(("ACCELERATE_MIXED", "ACCELERATE_USE_FSDP", "FSDP_"))]
+        assert seen["environment"]["MASTER_PORT"] != "29500"
+    # Every rank has its log, only rank 0 speaks.
+    assert sorted(file.name for file in done.job.logs.glob("rank-*.log")) == ["rank-0.log", "rank-1.log"]
+    said = capfd.readouterr().out
+    assert "training 6 steps" in said
+    assert "printed by rank 0" in said
+    assert "printed by rank 1" not in said
+    assert "printed by rank 1" in (done.job.logs / "rank-1.log").read_text()
+    assert not any(done.job.logs.glob("*.error.json"))
+    # Two workers and at least one loader process of each.
+    assert left(expected=4) == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_raises_is_named_with_the_end_of_its_log(
+    run_job: Any, trouble: str, pids: Path, left: Any, capfd: Any
+) -> None:
+    said = fails(
+        run_job, launch={"num_processes": 2, "threads": 1}, model={"_target_": f"{trouble}.Fragile", "args": {"rank": 1}},
+        callbacks={"pid": {"_target_": f"{trouble}.Trouble", "folder": str(pids), "kind": "none"}},
+    )  # fmt: skip
+    first, *rest = said.splitlines()
+    assert first == "worker process 1 failed: RuntimeError: the forward pass broke"
+    assert "rank-1.log" in rest[0]
+    assert 3 <= len(rest) <= 16
+    assert any("in a way of two lines" in line for line in rest)
+    assert left(expected=2) == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named(run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path) -> None:
+    said = fails(
+        run_job, launch={"num_processes": 2, "threads": 1},
+        callbacks={"t": {"_target_": f"{trouble}.Trouble", **given(tmp_path, "kill", rank=1)}},
+    )  # fmt: skip
+    assert said.startswith("worker process 1 failed: it was ended by SIGKILL (out of memory, or somebody killed it)\n")
+    assert "trouble ahead on rank 1" in said
+    assert left(expected=2) == []
+
+
+@pytest.mark.slow
+def test_a_single_process_that_is_killed(run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path) -> None:
+    said = fails(
+        run_job, loader={"num_workers": 2},
+        callbacks={
+            "t": {"_target_": f"{trouble}.Trouble", **given(tmp_path, "kill")},
+            "w": {"_target_": f"{trouble}.Witness", "folder": str(pids)},
+        },
+    )  # fmt: skip
+    assert said.startswith("worker process 0 failed: it was ended by SIGKILL")
+    assert "training 4 steps" in said
+    assert left(expected=3, within=8.0) == []  # its loader processes too
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_exit_is_ended_and_its_result_kept(
+    run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path
+) -> None:
+    start = time.monotonic()
+    done = run_job(
+        rows=32, validation=4, test=4, launch={"num_processes": 1, "threads": 1, "grace_seconds": 2.0},
+        callbacks={"t": {"_target_": f"{trouble}.Trouble", **given(tmp_path, "linger")}},
+    )  # fmt: skip
+    assert time.monotonic() - start < WITHIN
+    assert done.result["status"] == "completed"
+    assert left(expected=1) == []
+
+
+@pytest.mark.slow
+def test_a_user_error_of_a_worker_is_one_line(run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path) -> None:
+    said = fails(
+        run_job, UserError, callbacks={"t": {"_target_": f"{trouble}.Trouble", **given(tmp_path, "fail")}}
+    )
+    assert said == "callbacks.t failed in on_step_end: ValueError: a callback failed"
+    assert left(expected=1) == []
+
+
+@pytest.mark.slow
+def test_a_wrong_world_size_is_an_error(run_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from skytune.launch import local
+
+    right = local.environment
+    monkeypatch.setattr(local, "environment", lambda *a: {**right(*a), "SKYTUNE_WORLD_SIZE": "3"})
+    said = fails(run_job, UserError)
+    assert re.fullmatch(r"3 worker processes were asked for, 1 came up: .+", said)
+
+
+@pytest.mark.slow
+def test_runs_at_once(run_job: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Two of the same key (the second waits for the first) and one of another, all at once."""
+    found: dict[str, Any] = {}
+
+    def run(name: str, seed: int) -> None:
+        try:
+            found[name] = run_job(rows=16, validation=4, test=4, name="at-once", seed=seed)
+        except BaseException as error:
+            found[name] = error
+
+    with caplog.at_level("WARNING", logger="skytune"):
+        threads = [threading.Thread(target=run, args=(name, seed)) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert {name: getattr(outcome, "result", outcome)["status"] for name, outcome in found.items()} == dict.fromkeys("abc", "completed")
+    keys = {name: outcome.result["run_key"] for name, outcome in found.items()}
+    assert keys["a"] == keys["b"] != keys["c"]
+    waits = [record.getMessage() for record in caplog.records if "waiting for it to end" in record.getMessage()]
+    assert len(waits) == 1
+    assert f"process {os.getpid()}" in waits[0]
