@@ -120,7 +120,7 @@ def _root_cause(tail: list[str], code: int, failed: list[int]) -> tuple[int, str
     Ranks that lose a peer fail too, often within the same moment, so what torchrun happened to see first is not enough:
     a rank that was killed without a word comes first, then the first that left an error file, then torchrun's choice.
     """
-    pairs = re.findall(r"\brank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", "\n".join(tail), re.DOTALL)
+    pairs = re.findall(r"\brank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)", "\n".join(tail))
     codes = {int(rank): int(number) for rank, number in pairs}  # the root cause comes last in torchrun's list
     for rank, number in codes.items():
         if number < 0 and number != -signal.SIGTERM and rank not in failed:

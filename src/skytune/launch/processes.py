@@ -67,7 +67,7 @@ def _ask(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", number: signa
 
 
 def _processes() -> list[tuple[str, int]]:
-    """Return (state, process group) of every process, [] on a system without /proc (there, launchd collects zombies)."""
+    """Return (state, process group) of every process; [] on a system without /proc (launchd collects zombies)."""
     found = []
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
         if entry.name.isdigit():

@@ -2,9 +2,9 @@
 
     python /somewhere/skytune/launch/start.py skytune.training.worker JOBDIR
 
-The folder that holds the package (`src` in a checkout) may hold the user's files too. One that is named like a library
-(`evaluate.py`) would hide it if the folder came first, as it does with `PYTHONPATH`; so it is appended here instead. The
-launcher sets `PYTHONSAFEPATH`, so this file's own folder is not on the path.
+The folder that holds the package (`src` in a checkout) may hold the user's files too. One that is named like a
+library (`evaluate.py`) would hide it if the folder came first, as it does with `PYTHONPATH`; so it is appended here
+instead. The launcher sets `PYTHONSAFEPATH`, so this file's own folder is not on the path.
 """
 
 import runpy
@@ -15,8 +15,11 @@ from pathlib import Path
 def main() -> None:
     """Run the module named first on the command line with the words after it."""
     source = str(Path(__file__).resolve().parents[2])
-    if source not in sys.path:
-        sys.path.append(source)
+    others = [entry for entry in sys.path if entry != source]
+    sys.path = [source]
+    import skytune  # noqa: F401  this very package, whichever else is installed
+
+    sys.path = [*others, source]
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
