@@ -84,7 +84,8 @@ def _options(words: list[str]) -> tuple[list[str] | None, Path | None]:
         return None, None
     for word in words:
         if word.startswith("-") and word != "--cfg":
-            raise ConfigError(f"unknown option {word}: there are --help, --version, --cfg, --config-dir; all else is key=value")
+            known = "--help, --version, --cfg, --config-dir"
+            raise ConfigError(f"unknown option {word}: there are {known}; all else is key=value")
     return words, folder
 
 

@@ -117,7 +117,7 @@ class JobDir:
         values = read_json(path)
         schema = values.pop("schema", None)
         if schema != SCHEMA:
-            raise UserError(f"{path} has schema {schema}, this version reads {SCHEMA}: run the command again to rewrite it")
+            raise UserError(f"{path} has schema {schema}, this version reads {SCHEMA}: run the command again")
         return Job(**{**values, "config": from_dict(RunConfig, values["config"])})
 
     def write_result(self, result: dict[str, Any]) -> None:

@@ -29,7 +29,15 @@ def test_help_shows_everything_quickly(command: Command) -> None:
     done = command("--help")
     seconds = time.monotonic() - start
     assert (done.returncode, done.stderr) == (0, "")
-    for shown in ("minilm", "bert-base", "movie-reviews", "debug", "optimizer.lr=", "launch.num_processes=auto", "max_steps="):
+    for shown in (
+        "minilm",
+        "bert-base",
+        "movie-reviews",
+        "debug",
+        "optimizer.lr=",
+        "launch.num_processes=auto",
+        "max_steps=",
+    ):
         assert shown in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 130
     assert seconds < 2, f"{seconds:.1f} s"
@@ -141,7 +149,9 @@ def test_a_file_named_like_a_library_hides_nothing(command: Command, tmp_path: P
         "import importlib.util, sys\n"
         "for name in ('evaluate', 'datasets'): print(importlib.util.find_spec(name).origin, file=sys.stderr)\n"
     )
-    path = os.pathsep.join(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and ROOT not in Path(p).parents)
+    path = os.pathsep.join(
+        p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and ROOT not in Path(p).parents
+    )
     env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(plugins), path]))}
     done = command("--cfg", "plugins=[which]", file=copy / "run.py", cwd=here, env=env)
     assert done.returncode == 0, done.stderr
@@ -167,7 +177,10 @@ def test_an_interrupt_while_composing_is_130(tmp_path: Path) -> None:
     (tmp_path / "stopper.py").write_text("raise KeyboardInterrupt\n")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "src" / "run.py"), "--cfg", "plugins=[stopper]"], env=env, capture_output=True, text=True
+        [sys.executable, str(ROOT / "src" / "run.py"), "--cfg", "plugins=[stopper]"],
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 130
     assert "Traceback" not in done.stderr

@@ -91,7 +91,14 @@ def test_all_groups_are_in_the_help(compose: Compose, module: str) -> None:
     found = presets(CONFIGS)
     assert {group for group in GROUPS if "mine" in found.get(group, {})} == set(GROUPS)
     shown = help_text(CONFIGS)
-    for about in ("A small model of mine.", "A few rows of mine.", "Steps by sign.", "Down to a floor.", "F-beta.", "Says hello."):
+    for about in (
+        "A small model of mine.",
+        "A few rows of mine.",
+        "Steps by sign.",
+        "Down to a floor.",
+        "F-beta.",
+        "Says hello.",
+    ):
         assert about in shown
 
 

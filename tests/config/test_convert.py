@@ -18,7 +18,6 @@ from skytune.config import (
     EvalConfig,
     LaunchConfig,
     LoaderConfig,
-    LogConfig,
     ModelConfig,
     OptimizerConfig,
     OptimizerName,
@@ -156,7 +155,15 @@ def test_numbers_widen_and_nothing_else() -> None:
 
 
 def test_none_stays_none_and_types_stay() -> None:
-    extra = {"none": None, "one": 1, "real": 1.0, "yes": True, "text": "None", "list": [None, "1", 1], "deep": {"a": None}}
+    extra = {
+        "none": None,
+        "one": 1,
+        "real": 1.0,
+        "yes": True,
+        "text": "None",
+        "list": [None, "1", 1],
+        "deep": {"a": None},
+    }
     again = from_dict(RunConfig, json.loads(json.dumps(to_dict(RunConfig(extra=extra)))))
     assert again.extra == extra
     assert [type(value) for value in again.extra.values()] == [type(value) for value in extra.values()]

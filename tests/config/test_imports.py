@@ -34,7 +34,9 @@ def test_workers_need_no_orchestrator(modules: str) -> None:
 
 
 def test_they_do_not_import_it_where_it_is_installed() -> None:
-    found = loaded("skytune.training, skytune.training.worker, skytune.training.session, skytune.data, skytune.models, skytune.job")
+    found = loaded(
+        "skytune.training, skytune.training.worker, skytune.training.session, skytune.data, skytune.models, skytune.job"
+    )
     assert not found & set(ORCHESTRATOR)
 
 

@@ -50,7 +50,9 @@ def test_every_key_carries_a_comment(file: Path) -> None:
     for number, line in enumerate(lines(file), 1):
         bare = line.strip()
         group = bare.endswith(":")  # its keys follow, each with a comment of its own
-        assert not bare or bare.startswith("#") or group or bare == "- _self_" or " # " in line, f"{file.name}:{number}: {line}"
+        assert not bare or bare.startswith("#") or group or bare == "- _self_" or " # " in line, (
+            f"{file.name}:{number}: {line}"
+        )
 
 
 def test_every_preset_says_what_it_is() -> None:

@@ -119,8 +119,12 @@ def test_combinations_that_are_possible() -> None:
     from_dict(RunConfig, {"pipeline": "evaluate", "checkpoint": {"path": "/x"}})
     from_dict(RunConfig, {"checkpoint": {"metric": "loss"}, "eval": {"metrics": []}})
     mine = {"mine": {"_target_": "a.b"}}
-    from_dict(RunConfig, {"checkpoint": {"metric": "mine"}, "eval": {"metrics": ["folder/of/it"], "extra_metrics": mine}})
-    from_dict(RunConfig, {"optimizer": {"clip_norm": None}, "model": {"dropout": 0.0}, "schedule": {"warmup_ratio": 0.1}})
+    from_dict(
+        RunConfig, {"checkpoint": {"metric": "mine"}, "eval": {"metrics": ["folder/of/it"], "extra_metrics": mine}}
+    )
+    from_dict(
+        RunConfig, {"optimizer": {"clip_norm": None}, "model": {"dropout": 0.0}, "schedule": {"warmup_ratio": 0.1}}
+    )
 
 
 def groups(cls: type, prefix: str = "") -> list[tuple[str, type]]:

@@ -23,8 +23,9 @@ import torch
 
 
 def note_pid(folder):
-    path = Path(folder) / f"pid-{os.getpid()}"
-    path.write_text(str(os.getpid()))
+    agent = {os.getppid()} - {int(os.environ["SKYTUNE_LAUNCHER_PID"])}  # torchrun's, where there is one
+    for pid in {os.getpid(), *agent}:
+        (Path(folder) / f"pid-{pid}").write_text(str(pid))
 
 
 class Witness:
@@ -40,7 +41,6 @@ class Witness:
         import evaluate
 
         note_pid(self.folder)
-        words = open(f"/proc/{os.getppid()}/cmdline").read() if os.path.exists("/proc/self") else ""
         seen = {
             **self.given,
             "extra": run.extra,
@@ -53,7 +53,6 @@ class Witness:
             "datasets": datasets.__file__,
             "threads": torch.get_num_threads(),
             "environment": {k: v for k, v in os.environ.items() if k.startswith(("ACCELERATE_", "FSDP_", "MASTER_"))},
-            "parent": words,
         }
         (Path(self.folder) / f"seen-{run.world.rank}.json").write_text(json.dumps(seen))
         print(f"printed by rank {run.world.rank}")

@@ -29,7 +29,9 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job
         job = JobDir(tmp_path / "job")
         settings = LaunchConfig(num_processes=wanted, threads=1, grace_seconds=grace)
         job.write_job(Job(kind="train", run_key="k", config=RunConfig(launch=settings), labels=["a", "b"]))
-        head = f"import json, os, signal, subprocess, sys, time\nfrom pathlib import Path\nJOB = Path({str(job.root)!r})\n"
+        head = (
+            f"import json, os, signal, subprocess, sys, time\nfrom pathlib import Path\nJOB = Path({str(job.root)!r})\n"
+        )
         head += "def result(size): (JOB / 'outputs' / 'result.json').write_text(json.dumps({'world_size': size}))\n"
         code = head + textwrap.dedent(script)
         monkeypatch.setattr(local, "command", lambda *a: [sys.executable, "-c", code])
@@ -117,7 +119,11 @@ def test_one_that_ignores_the_request_is_killed(launch: Callable[..., JobDir], t
     pid = int((tmp_path / "job" / "child").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-        raise ProcessLookupError if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX" else OSError
+        raise (
+            ProcessLookupError
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            else OSError
+        )
 
 
 @pytest.fixture
@@ -244,12 +250,26 @@ def test_a_user_error_has_no_log(tmp_path: Path) -> None:
 
 
 def test_the_workers_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("ACCELERATE_MIXED_PRECISION", "FSDP_VERSION", "RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+    for name in (
+        "ACCELERATE_MIXED_PRECISION",
+        "FSDP_VERSION",
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+    ):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
     monkeypatch.setenv("MY_OWN", "kept")
     env = local.environment(2, 3)
-    assert not {"ACCELERATE_MIXED_PRECISION", "FSDP_VERSION", "RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & set(env)
+    assert not {
+        "ACCELERATE_MIXED_PRECISION",
+        "FSDP_VERSION",
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+    } & set(env)
     assert (env["SKYTUNE_WORLD_SIZE"], env["OMP_NUM_THREADS"], env["MY_OWN"]) == ("2", "3", "kept")
     assert env["PYTHONPATH"] == str(tmp_path)  # the package's own folder comes last, by another way
     assert os.environ["RANK"] == "7"  # ours stays
@@ -271,9 +291,7 @@ def test_a_file_beside_the_package_hides_no_library(tmp_path: Path) -> None:
         "sys.exit(subprocess.run(processes.module_command('skytune.which', 'word'), env=local.environment(1, 1)).returncode)"
     )
     env = {**os.environ, "PYTHONPATH": str(source)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=source, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=source, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     evaluate, package, word = done.stdout.split()
     assert "site-packages" in evaluate
@@ -283,7 +301,14 @@ def test_a_file_beside_the_package_hides_no_library(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "device", "gpus", "wanted"),
-    [("auto", "auto", 4, 4), ("auto", "auto", 0, 1), ("auto", "cpu", 4, 1), ("auto", "mps", 1, 1), (2, "cpu", 0, 2), (3, "auto", 1, 3)],
+    [
+        ("auto", "auto", 4, 4),
+        ("auto", "auto", 0, 1),
+        ("auto", "cpu", 4, 1),
+        ("auto", "mps", 1, 1),
+        (2, "cpu", 0, 2),
+        (3, "auto", 1, 3),
+    ],
 )
 def test_how_many_processes(monkeypatch: pytest.MonkeyPatch, asked: Any, device: Any, gpus: int, wanted: int) -> None:
     monkeypatch.setattr("skytune.launch.gpus.count_gpus", lambda: gpus)

@@ -16,7 +16,20 @@ import pytest
 from skytune.stacks import checks, doctor
 from skytune.stacks.checks import Finding, Level
 
-NAMES = ["python", "versions", "demo", "cpu", "gpu", "2 x gloo", "disk runs", "hub", "zenml", "stack", "disk zenml", "dashboard"]
+NAMES = [
+    "python",
+    "versions",
+    "demo",
+    "cpu",
+    "gpu",
+    "2 x gloo",
+    "disk runs",
+    "hub",
+    "zenml",
+    "stack",
+    "disk zenml",
+    "dashboard",
+]
 
 
 def run_doctor(**variables: str) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -83,7 +96,9 @@ def test_a_bad_machine(tmp_path: Path) -> None:
     )  # fmt: skip
     found = levels(done.stdout)
     assert done.returncode == 1
-    assert (found["disk runs"], found["zenml"], found["hub"], found["2 x gloo"]) == ("FAIL", "FAIL", "warn", "ok"), done.stdout
+    assert (found["disk runs"], found["zenml"], found["hub"], found["2 x gloo"]) == ("FAIL", "FAIL", "warn", "ok"), (
+        done.stdout
+    )
     assert "SKYTUNE_HOME chooses another folder" in done.stdout
     assert "ZENML_CONFIG_PATH" in done.stdout
     assert "not ready: 2 of these" in done.stdout
@@ -170,7 +185,11 @@ def test_hub_that_answers_or_not(hub: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_ENDPOINT", hub)
     assert checks.hub()[0].level is Level.ok
-    for address, why in [(f"{hub}/broken", "HTTP 503"), ("http://127.0.0.1:9", "does not answer"), ("nonsense", "does not answer")]:
+    for address, why in [
+        (f"{hub}/broken", "HTTP 503"),
+        ("http://127.0.0.1:9", "does not answer"),
+        ("nonsense", "does not answer"),
+    ]:
         monkeypatch.setenv("HF_ENDPOINT", address)
         (finding,) = checks.hub()
         assert finding.level is Level.warn

@@ -68,7 +68,8 @@ class DataConfig:
     """Share of train that is cut off, stratified, when there is no labelled test split."""
 
     drop_leaks: bool = True
-    """Drop rows of train whose text also stands in validation or test (and of validation when it stands in test)."""
+    """Drop rows of train whose text also stands in validation, test or a set of `eval.sets`, and rows of validation
+    whose text stands in test. Case, white space and punctuation are not compared."""
 
     bad_rows: BadRows = BadRows.error
     """Rows with empty or missing text end the run (`error`) or are left out and counted (`drop`)."""

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import functools
 import importlib
 import inspect
 import re
@@ -19,7 +18,6 @@ from .targets import registry
 WIDTH = 100
 
 
-@functools.cache
 def field_docs(cls: type) -> dict[str, str]:
     """Return the docstring under every field of a dataclass, by field."""
     tree = ast.parse(inspect.getsource(importlib.import_module(cls.__module__)))
@@ -56,7 +54,7 @@ def field_type(key: str) -> Any:
 
 
 def presets(folder: Path) -> dict[str, dict[str, str]]:
-    """Return, by group and preset name, one line about every preset: YAML files, and what `@configurable` registered."""
+    """Return, by group and preset name, one line about every preset (YAML files and `@configurable`)."""
     found: dict[str, dict[str, str]] = {}
     for file in sorted(folder.glob("*/*.yaml")):
         if file.parent.name != "stacks":

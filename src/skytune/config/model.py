@@ -43,4 +43,4 @@ class ModelConfig:
         if self.args and not self._target_:
             raise ConfigError("model.args has an effect only together with model._target_")
         if self.freeze_backbone and not self.pretrained and not self._target_:
-            raise ConfigError("model.freeze_backbone=true with model.pretrained=false would train a head on noise; drop one")
+            raise ConfigError("model.freeze_backbone=true with model.pretrained=false trains a head on noise; drop one")

@@ -71,7 +71,7 @@ def compose_run(folder: Path, overrides: list[str], extra_folder: Path | None = 
         raise ConfigError(_one_line(error)) from error
     for key in emptied:
         _empty(values, key)
-    config = from_dict(RunConfig, values)  # type: ignore[arg-type]
+    config = from_dict(RunConfig, values)
     if "plugins" not in {override.key_or_group for override in parsed}:
         config.plugins = list(dict.fromkeys([*_plugins(parsed), *config.plugins]))
         import_plugins(config.plugins)  # those that a preset names: a mistake in them is told here, not by a worker

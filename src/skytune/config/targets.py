@@ -116,7 +116,7 @@ def instantiate(target: str, args: dict[str, Any], *positional: Any, offered: di
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        parameters = None  # type: ignore[assignment]
+        parameters = None
     extra = {n: v for n, v in (offered or {}).items() if parameters and n in parameters and n not in args}
     if parameters is not None:
         try:

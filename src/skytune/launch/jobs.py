@@ -38,7 +38,7 @@ def train(
     fingerprints: dict[str, str] | None = None,
     launcher: Launcher | None = None,
 ) -> Outcome:
-    """Fine-tune the config's model on `train_split`, validate on `evaluation['validation']`, predict all of `evaluation`.
+    """Fine-tune on `train_split`, validate on `evaluation['validation']`, then predict all of `evaluation`.
 
     Args:
         config: the whole configuration.
@@ -75,7 +75,8 @@ def predict(
         UserError: no model there, or anything a worker names.
     """
     folder = Path(models.fetch(checkpoint, key="checkpoint"))
-    prints = {"data": _data_hash(evaluation), "weights": models.resolve(replace(config.model, name=str(folder))).fingerprint}
+    source = models.resolve(replace(config.model, name=str(folder)))
+    prints = {"data": _data_hash(evaluation), "weights": source.fingerprint}
     named = replace(config, name=config.name or f"evaluate-{folder.name}")
     return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher)
 
@@ -90,32 +91,45 @@ def _run(
     fingerprints: dict[str, str],
     launcher: Launcher | None,
 ) -> Outcome:
-    with RunFolder(key).claimed() as job:
-        for name, split in splits.items():
-            write_split(split, job.inputs / name)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(job.inputs / "tokenizer")
-        if weights is not None:
-            os.symlink(weights, job.inputs / "weights")
-        job.write_job(
-            Job(
-                kind=kind,
-                run_key=key,
-                config=config,
-                labels=class_names(next(iter(splits.values()))),
-                train="inputs/train" if "train" in splits else None,
-                evaluation={name: f"inputs/{name}" for name in splits if name != "train"},
-                tokenizer="inputs/tokenizer" if tokenizer is not None else None,
-                weights="inputs/weights" if weights is not None else None,
-                sizes={name: len(split) for name, split in splits.items()},
-                fingerprints=fingerprints,
-                paths=user_paths(),
-            )
+    with RunFolder(key).claimed() as folder:
+        job = Job(
+            kind=kind,
+            run_key=key,
+            config=config,
+            labels=class_names(next(iter(splits.values()))),
+            train="inputs/train" if "train" in splits else None,
+            evaluation={name: f"inputs/{name}" for name in splits if name != "train"},
+            tokenizer="inputs/tokenizer" if tokenizer is not None else None,
+            weights="inputs/weights" if weights is not None else None,
+            sizes={name: len(split) for name, split in splits.items()},
+            fingerprints=fingerprints,
+            paths=user_paths(),
         )
-        (launcher or LocalLauncher()).run(job, config.compute)
-        result = job.read_result()
+        try:
+            _write(folder, job, splits, tokenizer, weights)
+        except OSError as error:
+            raise _cannot_write(folder.root, error) from error
+        (launcher or LocalLauncher()).run(folder, config.compute)
+        result = folder.read_result()
         assert result is not None, "a launcher raises where there is no result"
-        return Outcome(job, {**result, "run_key": key, "run_folder": str(job.root)}, job.read_history())
+        return Outcome(folder, {**result, "run_key": key, "run_folder": str(folder.root)}, folder.read_history())
+
+
+def _write(
+    folder: JobDir, job: Job, splits: Mapping[str, "datasets.Dataset"], tokenizer: Any, weights: Path | None
+) -> None:
+    """Write everything that the workers need; `job.json`, which names it, comes last."""
+    for name, split in splits.items():
+        write_split(split, folder.inputs / name)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder.inputs / "tokenizer")
+    if weights is not None:
+        os.symlink(weights, folder.inputs / "weights")
+    folder.write_job(job)
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write to {folder}: {error.strerror or error} (SKYTUNE_HOME chooses another folder)")
 
 
 def read_predictions(job: JobDir, splits: list[str]) -> "datasets.DatasetDict":
@@ -149,18 +163,18 @@ def _data_hash(splits: Mapping[str, "datasets.Dataset"]) -> str:
 def _say_what_changed(key: str, config: RunConfig, prints: dict[str, str]) -> None:
     """Say in one line in what this run differs from the last one of the same name."""
     name = key.rpartition("-")[0]
-    last = RunFolder(f".last-{name}").path.with_suffix(".json")
+    last = RunFolder(f".last-{name}.json").path
     now = {**_flat(decisive(config)), **{f"fingerprint of the {k}": v for k, v in prints.items()}}
     if last.is_file():
         before = read_json(last)
         changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
         if changed:
-            shown = ", ".join(f"{k} {before.get(k)} -> {now.get(k)}" if not k.startswith("finger") else k for k in changed[:4])
-            log.info("a new run (%s): %s%s", key, shown, ", ..." if len(changed) > 4 else "")
+            shown = [f"{k} {before.get(k)} -> {now.get(k)}" if not k.startswith("finger") else k for k in changed[:4]]
+            log.info("a new run (%s): %s%s", key, ", ".join(shown), ", ..." if len(changed) > 4 else "")
     try:
         write_json(last, now)
     except OSError as error:
-        raise UserError(f"cannot write to {last.parent}: {error.strerror} (SKYTUNE_HOME chooses another folder)") from error
+        raise _cannot_write(last.parent, error) from error
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

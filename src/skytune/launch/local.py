@@ -16,6 +16,7 @@ import skytune
 
 from ..config import ComputeConfig, UserError, WorkerError
 from ..job import JobDir
+from .follow import Follower
 from .gpus import processes_wanted, threads_each
 from .processes import end_group, module_command
 
@@ -56,10 +57,12 @@ class LocalLauncher:
                 # Ctrl-C on the terminal reaches us alone; we end the whole group.
                 start_new_session=True,
             )
+            follower = Follower(job.logs / "rank-0.log")
             try:
-                code = _pump(child, record, tail, job.outputs / "result.json", launch.grace_seconds)
+                code = _pump(child, record, tail, follower, job.outputs / "result.json", launch.grace_seconds)
             finally:
                 end_group(child, launch.grace_seconds)
+                follower.look()
         result = job.read_result()
         if code != 0 or result is None:
             raise failure(job, code, list(tail))
@@ -141,7 +144,14 @@ def _ended(code: int) -> str:
     return f"it ended with exit code {code} and left no result"
 
 
-def _pump(child: "subprocess.Popen[bytes]", record: IO[bytes], tail: deque[str], result: Path, grace: float) -> int:
+def _pump(
+    child: "subprocess.Popen[bytes]",
+    record: IO[bytes],
+    tail: deque[str],
+    follower: Follower,
+    result: Path,
+    grace: float,
+) -> int:
     """Show what rank 0 prints while it prints it; keep everything in the record, the end also in `tail`.
 
     Returns:
@@ -170,6 +180,7 @@ def _pump(child: "subprocess.Popen[bytes]", record: IO[bytes], tail: deque[str],
                     _show(chunk)
                 *lines, pending[key.data] = (pending[key.data] + chunk).split(b"\n")
                 tail.extend(line.decode(errors="replace") for line in lines)
+            follower.look()
             if until is None and result.is_file():
                 until = time.monotonic() + grace
             if until is not None and time.monotonic() > until and child.poll() is None:

@@ -65,7 +65,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("a+")
         except OSError as error:
-            raise UserError(f"cannot use the run folder {self.path}: {error.strerror} (SKYTUNE_HOME chooses another)") from error
+            raise UserError(
+                f"cannot use the run folder {self.path}: {error.strerror} (SKYTUNE_HOME chooses another)"
+            ) from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ def main() -> None:
     """Run the module named first on the command line with the words after it."""
     source = str(Path(__file__).resolve().parents[2])
     others = [entry for entry in sys.path if entry != source]
-    sys.path = [source]
+    sys.path = [source, *others]
     import skytune  # noqa: F401  this very package, whichever else is installed
 
     sys.path = [*others, source]

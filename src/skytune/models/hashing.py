@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError, UserError, to_dict
+from ..config.folders import home
 from ..config.targets import locate
 
 REMEMBER_ABOVE = 32 * 1024 * 1024
 """Bytes above which a file's hash is remembered between runs (hashing takes about a second a gigabyte)."""
-
-
-def home() -> Path:
-    """Return the folder in which this package keeps its files: `SKYTUNE_HOME`, else `~/.cache/skytune`."""
-    return Path(os.environ.get("SKYTUNE_HOME") or "~/.cache/skytune").expanduser()
 
 
 def hash_file(path: str | os.PathLike[str]) -> str:

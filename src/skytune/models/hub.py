@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..config import NotReachable, UserError
-from .hashing import home
+from ..config.folders import home
 from .quiet import quiet
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """A real collective operation between processes, for `make doctor`: do they find each other, and do they add up?
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 -m skytune.stacks.allreduce gloo
+python -m torch.distributed.run --standalone --nproc-per-node 2 -m skytune.stacks.allreduce gloo
 """
 
 import os

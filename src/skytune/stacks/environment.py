@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import UserError
+from ..launch.follow import records
 
 if TYPE_CHECKING:
     from zenml.client import Client
@@ -69,16 +70,27 @@ def connect() -> "Client":
     except OSError as error:
         raise UserError(f"cannot use ZenML's folder: {error} (ZENML_CONFIG_PATH chooses another)") from error
     except ImportError as error:
-        raise UserError(f"ZenML is not installed ({error}): run `make install`, or pip install 'skytune[orchestrate]'") from error
+        raise UserError(
+            f"ZenML is not installed ({error}): run `make install`, or pip install 'skytune[orchestrate]'"
+        ) from error
     except Exception as error:
         if "connect" in str(error).lower() or "refused" in str(error).lower():
             raise UserError(
-                "ZenML's server does not answer: `zenml login --local` starts it again, `zenml logout --local` goes back to "
-                "the local store"
+                "ZenML's server does not answer: `zenml login --local` starts it again, `zenml logout --local` goes "
+                "back to the local store"
             ) from error
         raise UserError(f"ZenML's store cannot be opened: {str(error).splitlines()[0]}") from error
     # ZenML would import every library it has an integration for (seconds); our materializers are registered by name.
     from zenml.integrations.registry import integration_registry
 
-    integration_registry.activate_integrations = lambda: None  # type: ignore[method-assign]
+    _keep_worker_lines()
+    integration_registry.activate_integrations = lambda: None
     return client
+
+
+def _keep_worker_lines() -> None:
+    """Have ZenML keep the workers' log lines in the step's log, which the dashboard shows."""
+    from zenml.logger import ZenMLLoggingHandler
+
+    if not records.handlers:
+        records.addHandler(ZenMLLoggingHandler())

@@ -40,5 +40,6 @@ def evaluate_model(
     folder = Path(report["result"]["run_folder"])
     places = write_beside(folder, found, checkpoint, fingerprints)
     metrics = {name: {**entry["metrics"], "n_rows": entry["n_rows"]} for name, entry in found.items()}
-    log_metadata({f"{name}_{key}": value for name, m in metrics.items() for key, value in m.items() if value is not None})
+    numbers = {f"{name}_{key}": value for name, scored in metrics.items() for key, value in scored.items()}
+    log_metadata({key: value for key, value in numbers.items() if value is not None})
     return {"splits": metrics, "result": report["result"], "files": [str(place) for place in places]}, HTMLString(page)

@@ -53,9 +53,9 @@ def choose_device(wanted: Device) -> str:
         UserError: the device that was asked for is not there.
     """
     if wanted is Device.cuda and not torch.cuda.is_available():
-        raise UserError("compute=cuda: no CUDA device is visible here (see nvidia-smi); use compute=cpu or compute=auto")
+        raise UserError("compute=cuda: no CUDA device is visible (see nvidia-smi); use compute=cpu or compute=auto")
     if wanted is Device.mps and not torch.backends.mps.is_available():
-        raise UserError("compute=mps: no Metal device is available here; use compute=cpu or compute=auto")
+        raise UserError("compute=mps: no Metal device is there; use compute=cpu or compute=auto")
     if wanted is not Device.auto:
         return wanted.value
     if torch.cuda.is_available():

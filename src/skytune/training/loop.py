@@ -1,4 +1,4 @@
-"""The training loop. It knows nothing of devices, processes or files: a strategy spreads the step, callbacks do the rest."""
+"""The training loop. It knows nothing of processes or files: a strategy spreads the step, callbacks do the rest."""
 
 import math
 import time

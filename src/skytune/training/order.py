@@ -3,9 +3,10 @@
 Global batch k is the same set of rows on one process, on four, with accumulation or without; a position in training is
 one number, the optimizer steps done. Nothing here depends on what ran before, so resuming needs no state.
 
-Length bucketing: the shuffled rows are cut into pools of `bucket_batches` global batches, every pool is sorted by length
-and cut into batches, and the batches are shuffled over the whole epoch. Batches are then alike in length (little
-padding) while their members change every epoch. Sorting within pools of a shuffled order is the usual remedy (Khomenko
+Length bucketing: the shuffled rows are cut into pools of `bucket_batches` global batches, every pool is sorted by
+length and cut into batches, and the batches are shuffled over the whole epoch. Batches are then alike in length
+(little padding) while their members change every epoch. Sorting within
+pools of a shuffled order is the usual remedy (Khomenko
 et al. 2016, "Accelerating recurrent neural network training using sequence bucketing", arXiv:1708.05604).
 """
 
@@ -101,7 +102,9 @@ class MicroBatch:
     real: int
 
 
-def micro_batches(rows: np.ndarray, *, step: int, rank: int, world_size: int, micro_size: int | None) -> list[MicroBatch]:
+def micro_batches(
+    rows: np.ndarray, *, step: int, rank: int, world_size: int, micro_size: int | None
+) -> list[MicroBatch]:
     """Cut a global batch into the micro-batches of one process; every process gets the same number of them.
 
     Rows are dealt out in turn, so that processes get rows of like lengths where the batch is sorted by length.

@@ -24,7 +24,13 @@ def eval_batches(lengths: np.ndarray, batch_size: int, limit: int | None) -> lis
 
 @torch.no_grad()
 def predict(
-    model: torch.nn.Module, table: TokenTable, world: World, *, batch_size: int, limit: int | None = None, multiple: int = 8
+    model: torch.nn.Module,
+    table: TokenTable,
+    world: World,
+    *,
+    batch_size: int,
+    limit: int | None = None,
+    multiple: int = 8,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (rows int64 [n] ascending, logits float32 [n, classes]) on every process.
 
@@ -66,7 +72,8 @@ def logits_of(output: object) -> torch.Tensor:
     if found is None and isinstance(output, tuple):
         found = output[-1]
     if not isinstance(found, torch.Tensor):
-        raise UserError(f"the model's forward must return logits (with labels: loss and logits), not {type(output).__name__}")
+        kind = type(output).__name__
+        raise UserError(f"the model's forward must return logits (with labels: loss and logits), not {kind}")
     return found
 
 

@@ -121,13 +121,13 @@ class Progress(Callback):
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {run.loss:.4f}, {samples:.0f} samples/s, {per_s:.0f} tok/s", refresh=False)
             self.bar.update(1)
-        elif time.monotonic() - self.said >= run.config.log.every_seconds or run.step == run.total_steps:
+        if time.monotonic() - self.said >= run.config.log.every_seconds or run.step == run.total_steps:
             self.said = time.monotonic()
-            eta = timedelta(seconds=round(per_step * (run.total_steps - run.step)))
-            log.info(
-                "step %d/%d  loss %.4f  lr %.2e  %.0f ms/step  %.0f samples/s  %.0f tokens/s  ETA %s",
-                run.step, run.total_steps, run.loss, run.lr, per_step * 1e3, samples, per_s, eta,
-            )  # fmt: skip
+            line = f"step {run.step}/{run.total_steps}  loss {run.loss:.4f}  lr {run.lr:.2e}"
+            if per_step:
+                eta = timedelta(seconds=round(per_step * (run.total_steps - run.step)))
+                line += f"  {per_step * 1e3:.0f} ms/step  {samples:.0f} samples/s  {per_s:.0f} tokens/s  ETA {eta}"
+            self._log(line)
 
     def on_validation_end(self, run: Run) -> None:
         """Show the validation's numbers."""
@@ -136,8 +136,7 @@ class Progress(Callback):
             line = f"validation after step {run.step}: {numbers}"
             if self.bar is not None:
                 self.bar.write(line, file=sys.stdout)
-            else:
-                log.info(line)
+            self._log(line)
 
     def on_run_end(self, run: Run) -> None:
         """Leave the terminal tidy."""
@@ -145,6 +144,10 @@ class Progress(Callback):
             self.bar.close()
 
     on_exception = on_run_end
+
+    def _log(self, line: str) -> None:
+        """Say a line; where a bar is on the screen it goes to the log file alone."""
+        log.info("%s", line, extra={"file_only": self.bar is not None})
 
 
 class BestWeights(Callback):

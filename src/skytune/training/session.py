@@ -1,10 +1,10 @@
-"""One job from inputs to results, inside a worker process: wires data, model, strategy, loop and prediction together."""
+"""One job from inputs to results inside a worker: data, model, strategy, loop and prediction, wired together."""
 
 import logging
 import platform
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,13 @@ def _train(
 
     try:
         train(
-            run, strategy=strategy, optimizer=optimizer, order=order, table=table, callbacks=callbacks, validate=validate
+            run,
+            strategy=strategy,
+            optimizer=optimizer,
+            order=order,
+            table=table,
+            callbacks=callbacks,
+            validate=validate,
         )
     except BaseException:
         callbacks("on_exception", run)
@@ -194,7 +200,7 @@ def _model(jobdir: JobDir, job: Job) -> torch.nn.Module:
 def _check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
     """Refuse token ids that the model has no embedding for; on a GPU they would end in an unreadable assertion."""
     try:
-        size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator,union-attr]
+        size = int(model.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError, TypeError):
         return
     for name, table in tables.items():

