@@ -66,10 +66,13 @@ def configs(draw: st.DrawFn) -> RunConfig:
         batch=BatchConfig(global_size=size, micro_size=draw(st.none() | st.integers(1, size))),
         loader=LoaderConfig(num_workers=draw(st.integers(0, 8)), pin_memory=draw(st.booleans())),
         optimizer=OptimizerConfig(
-            name=draw(st.sampled_from(OptimizerName)), lr=draw(st.floats(1e-9, 9)), clip_norm=draw(st.none() | st.just(1.0))
+            name=draw(st.sampled_from(OptimizerName)), lr=draw(st.floats(1e-9, 9)),
+            clip_norm=draw(st.none() | st.just(1.0)),
         ),
         schedule=ScheduleConfig(name=draw(st.sampled_from(ScheduleName)), warmup_ratio=draw(st.floats(0, 0.99))),
-        eval=EvalConfig(every_steps=draw(st.integers(0, 9)), metrics=draw(st.permutations(METRICS)), sets={"more": draw(text)}),
+        eval=EvalConfig(
+            every_steps=draw(st.integers(0, 9)), metrics=draw(st.permutations(METRICS)), sets={"more": draw(text)}
+        ),
         checkpoint=CheckpointConfig(select=draw(st.sampled_from(Select)), path=draw(text) if evaluated else None),
         launch=LaunchConfig(num_processes=draw(st.just("auto") | counts), threads=draw(st.none() | counts)),
         callbacks={name: {"_target_": "a.b", **draw(groups)} for name in draw(st.lists(text, max_size=2))},

@@ -23,7 +23,7 @@ def loaded(modules: str, *blocked: str) -> set[str]:
 @pytest.mark.parametrize(
     "modules",
     [
-        "skytune.training, skytune.training.worker, skytune.job, skytune.config, skytune.config.targets, skytune.config.docs",
+        "skytune.training, skytune.training.worker, skytune.job, skytune.config.targets, skytune.config.docs",
         "skytune.data, skytune.models, skytune.launch, skytune.training.session, skytune.training.loop",
     ],
 )

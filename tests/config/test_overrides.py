@@ -149,7 +149,8 @@ def folder(tmp_path: Path) -> Path:
         (own / group).mkdir(parents=True)
     (own / "model" / "tiny.yaml").write_text("# python src/run.py model=tiny\n# a tiny one\nname: /tiny  # folder\n")
     (own / "data" / "tweets.yaml").write_text(
-        "# python src/run.py data=tweets\n# tweets\nepochs: 9  # many\ndata:\n  source: files  # a file\n  train: t.tsv  # it\n"
+        "# python src/run.py data=tweets\n# tweets\n"
+        "epochs: 9  # many\ndata:\n  source: files  # a file\n  train: t.tsv  # it\n"
     )
     (own / "experiment" / "first.yaml").write_text(
         "# python src/run.py experiment=first\n# the first\nseed: 7  # seven\nplugins: [json]  # mine\n"
@@ -162,7 +163,7 @@ def test_presets_of_ones_own(compose: Compose, folder: Path) -> None:
     config = compose("model=tiny", "data=tweets", extra_folder=folder)
     assert (config.model.name, config.data.train, config.epochs) == ("/tiny", "t.tsv", 9)
     assert compose("model=bert-base", extra_folder=folder).model.name == "google-bert/bert-base-uncased"
-    with pytest.raises(ConfigError, match="model=huge: no such preset; allowed: .*minilm.*tiny"):
+    with pytest.raises(ConfigError, match=r"model=huge: no such preset; allowed: .*minilm.*tiny"):
         compose("model=huge", extra_folder=folder)
 
 
@@ -185,7 +186,7 @@ def test_a_preset_with_a_mistake_is_named(compose: Compose, folder: Path) -> Non
 
 
 def test_no_such_config_dir(compose: Compose, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--config-dir .*nowhere: no such folder"):
+    with pytest.raises(ConfigError, match=r"--config-dir .*nowhere: no such folder"):
         compose(extra_folder=tmp_path / "nowhere")
 
 

@@ -16,6 +16,7 @@ from skytune.data.batches import TokenTable
 from skytune.data.tables import content_hash, read_split, write_split
 
 ROWS = {"input_ids": [[2, 5, 3], [2, 3], [2, 7, 8, 9, 3], [2, 6, 3]], "labels": [0, 1, 1, 0]}
+MANY = {"input_ids": [list(range(40))] * 2000, "labels": [0, 1] * 1000}
 
 
 @pytest.fixture
@@ -24,11 +25,13 @@ def on_disk(tmp_path: Path) -> Dataset:
     return Dataset.load_from_disk(tmp_path / "stored")
 
 
-def test_file_on_disk_is_linked(on_disk: Dataset, tmp_path: Path) -> None:
-    write_split(on_disk, tmp_path / "split")
+def test_file_on_disk_is_linked(tmp_path: Path) -> None:
+    Dataset.from_dict(MANY).save_to_disk(tmp_path / "stored")
+    stored = Dataset.load_from_disk(tmp_path / "stored")
+    write_split(stored, tmp_path / "split")
     (file,) = (tmp_path / "split").iterdir()
-    assert os.path.samefile(file, on_disk.cache_files[0]["filename"])
-    assert read_split(tmp_path / "split").to_pydict() == ROWS
+    assert os.path.samefile(file, stored.cache_files[0]["filename"])
+    assert read_split(tmp_path / "split").to_pydict() == MANY
 
 
 CHANGES = {

@@ -1,6 +1,7 @@
 """The local launcher around workers that are a few lines of script: how they end, and who is to blame."""
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from skytune.config import ComputeConfig, LaunchConfig, RunConfig, UserError, WorkerError
 from skytune.job import Job, JobDir, RankError
-from skytune.launch import LocalLauncher, local, processes
+from skytune.launch import LocalLauncher, follow, local, processes
 from skytune.launch.gpus import processes_wanted, threads_each
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,32 @@ def test_the_last_lines_are_shown(launch: Callable[..., JobDir]) -> None:
     assert shown == [f"  line {i}" for i in range(25, 40)]
 
 
+def test_last_words_without_an_end_of_line_are_shown(launch: Callable[..., JobDir]) -> None:
+    with pytest.raises(WorkerError, match="  terminate called$"):
+        launch("sys.stderr.write('terminate called'); sys.stderr.flush(); os._exit(1)")
+
+
+def test_rank_0s_log_becomes_log_records(launch: Callable[..., JobDir]) -> None:
+    """For whoever keeps a step's log; whole lines, each once, those of the last moment too."""
+    lines: list[str] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    keeper = Keeper()
+    follow.records.addHandler(keeper)
+    try:
+        launch(
+            "log = (JOB / 'outputs' / 'logs' / 'rank-0.log').open('w')\n"
+            "for part in ('one\\ntw', 'o\\n', 'three\\n'): log.write(part); log.flush(); time.sleep(0.7)\n"
+            "result(1)"
+        )
+    finally:
+        follow.records.removeHandler(keeper)
+    assert lines == ["one", "two", "three"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_signal_is_named(launch: Callable[..., JobDir], number: signal.Signals) -> None:
     with pytest.raises(WorkerError, match=f"it was ended by {number.name}"):
@@ -108,7 +135,8 @@ def test_one_that_ignores_the_request_is_killed(launch: Callable[..., JobDir], t
     start = time.monotonic()
     with pytest.raises(WorkerError):
         launch(
-            "stubborn = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)'\n"
+            "stubborn = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);'\n"
+            "stubborn += 'print(1, flush=True); time.sleep(600)'\n"
             "child = subprocess.Popen([sys.executable, '-c', stubborn], stdout=subprocess.PIPE)\n"
             "child.stdout.readline()\n"
             "(JOB / 'child').write_text(str(child.pid))\n"
@@ -284,11 +312,13 @@ def test_a_file_beside_the_package_hides_no_library(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src" / "skytune", source / "skytune", ignore=ignore)
     (source / "evaluate.py").write_text("raise RuntimeError('the wrong file was imported')\n")
     (source / "skytune" / "which.py").write_text(
-        "import importlib.util, skytune, sys\nprint(importlib.util.find_spec('evaluate').origin, skytune.__file__, *sys.argv[1:])\n"
+        "import importlib.util, skytune, sys\n"
+        "print(importlib.util.find_spec('evaluate').origin, skytune.__file__, *sys.argv[1:])\n"
     )
     code = (
         "import subprocess, sys\nfrom skytune.launch import local, processes\n"
-        "sys.exit(subprocess.run(processes.module_command('skytune.which', 'word'), env=local.environment(1, 1)).returncode)"
+        "words = processes.module_command('skytune.which', 'word')\n"
+        "sys.exit(subprocess.run(words, env=local.environment(1, 1)).returncode)"
     )
     env = {**os.environ, "PYTHONPATH": str(source)}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=source, capture_output=True, text=True, timeout=60)

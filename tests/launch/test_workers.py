@@ -1,5 +1,6 @@
 """Real worker processes: what they are given, how they end, and that nothing is left of them."""
 
+import contextlib
 import json
 import os
 import re
@@ -43,7 +44,8 @@ def test_two_processes_with_everything_in_the_way(
     accelerate = tmp_path / "hf" / "accelerate"
     accelerate.mkdir(parents=True)
     (accelerate / "default_config.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: fp16\nnum_processes: 8\nuse_cpu: false\n"
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: fp16\n"
+        "num_processes: 8\nuse_cpu: false\n"
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
@@ -54,11 +56,9 @@ def test_two_processes_with_everything_in_the_way(
     monkeypatch.setenv("RANK", "5")
     values = {"nothing": None, "count": None, "items": ["a", 1, None, 2.5, True], "deep": {"n": None, "s": "None"}}
     extra = {"my_key": 1, "none": None, "text": "1"}
-    try:
-        busy: Any = socket.create_server(("127.0.0.1", 29500))
-    except OSError:
-        busy = open(os.devnull)  # somebody has it already: just as well
-    with busy:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody has it already: just as well
+            stack.enter_context(socket.create_server(("127.0.0.1", 29500)))
         done = run_job(
             rows=48, validation=8, test=5, launch={"num_processes": 2, "threads": 1}, loader={"num_workers": 1},
             callbacks={"witness": {"_target_": f"{trouble}.Witness", "folder": str(pids), **values}}, extra=extra,

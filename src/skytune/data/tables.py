@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
+from .linking import link_or_copy, whole_files
 
 if TYPE_CHECKING:
     import datasets
@@ -27,10 +28,10 @@ def write_split(dataset: "datasets.Dataset", folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        files = [Path(entry["filename"]) for entry in dataset.cache_files]
-        if files and dataset._indices is None and _hold_exactly(files, dataset):
+        files = whole_files(dataset)
+        if files is not None:
             for number, file in enumerate(files):
-                link(file, temporary / f"data-{number:05d}.arrow")
+                link_or_copy(file, temporary / f"data-{number:05d}.arrow")
         else:
             plain = dataset.with_format("arrow")
             schema = plain.features.arrow_schema
@@ -42,14 +43,6 @@ def write_split(dataset: "datasets.Dataset", folder: Path) -> None:
         raise UserError(f"cannot write the split '{folder.name}' to {folder.parent}: {error.strerror}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def link(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`: a hard link, else a copy (another disk, or one without links)."""
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def read_split(folder: Path) -> "pa.Table":
@@ -94,23 +87,3 @@ def _feed(digest: Any, chunks: list[Any], kind: Any) -> None:
         for chunk in chunks:
             for value in chunk.to_pylist():
                 digest.update(json.dumps(value, default=repr).encode())
-
-
-def _hold_exactly(files: list[Path], dataset: "datasets.Dataset") -> bool:
-    """Whether the files hold the data set's rows, no more (a slice has no index but fewer rows), in its columns."""
-    import pyarrow as pa
-
-    rows, wanted = 0, dataset.features.arrow_schema
-    for file in files:
-        try:
-            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as reader:
-                if _columns(reader.schema) != _columns(wanted):
-                    return False
-                rows += sum(batch.num_rows for batch in reader)
-        except (pa.ArrowInvalid, OSError):
-            return False
-    return rows == len(dataset)
-
-
-def _columns(schema: Any) -> list[tuple[str, Any]]:
-    return [(field.name, field.type) for field in schema]

@@ -186,6 +186,7 @@ def _pump(
             if until is not None and time.monotonic() > until and child.poll() is None:
                 log.warning("the worker processes left their result but did not end (a thread of theirs?): ended them")
                 return 0
+    tail.extend(rest.decode(errors="replace") for rest in pending.values() if rest)  # last words without a line's end
     return child.wait()
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..config import UserError
+from ..data.linking import is_disk_full, link_or_copy, whole_files
 from ..models import quiet
-from .files import hash_files, is_disk_full, link_or_copy
+from .files import hash_files
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -64,35 +65,6 @@ def hash_dataset(folder: Path) -> str:
     order = splits.read_text(encoding="utf-8") if splits.is_file() else ""
     about = hashlib.sha256(json.dumps([order, parts]).encode()).hexdigest()
     return hash_files(folder, sorted(folder.rglob("*.arrow")))[:40] + about[:24]
-
-
-def whole_files(dataset: "Dataset") -> list[Path] | None:
-    """Return the files on disk that together are exactly this data set, in order; None where there are none."""
-    import pyarrow as pa
-    from datasets import Features
-    from datasets.features.features import require_storage_embed
-    from datasets.table import ConcatenationTable, MemoryMappedTable
-
-    if dataset._indices is not None or any(map(require_storage_embed, dataset.features.values())):
-        return None  # a selection, or images and the like that may still lie in files of their own
-    table = dataset.data
-    # Blocks beside each other are columns of different files.
-    rows = table.blocks if isinstance(table, ConcatenationTable) else [[table]]
-    if any(len(row) != 1 or not isinstance(row[0], MemoryMappedTable) or _is_changed(row[0]) for row in rows):
-        return None
-    files = [Path(row[0].path) for row in rows]
-    for file in files:
-        if not file.is_file() or file.suffix != ".arrow":
-            return None
-        with pa.memory_map(str(file)) as source:
-            if Features.from_arrow_schema(pa.ipc.open_stream(source).schema) != dataset.features:
-                return None
-    return files
-
-
-def _is_changed(table: Any) -> bool:
-    """Tell whether a memory-mapped table differs from its file in more than the notes on features in its schema."""
-    return any(name != "replace_schema_metadata" for name, *_ in table.replays)
 
 
 def _write_split(dataset: "Dataset", folder: Path, label: str) -> None:

@@ -1,7 +1,6 @@
 """Artifacts that are folders of plain files: to and from an artifact store, whole or not at all, never a pickle."""
 
 import atexit
-import errno
 import hashlib
 import json
 import os
@@ -15,17 +14,15 @@ from zenml.materializers.base_materializer import BaseMaterializer
 from zenml.utils import io_utils
 
 from ..config import UserError
+from ..data.linking import is_disk_full
 from .types import dotted_name
 
 CLASS_FILE = "class.json"
 PREVIEW_FILE = "preview.html"
-LINK_FROM = 64 * 1024
-"""Bytes from which a file is hard-linked. Smaller ones are copied: editing a JSON file must not change two."""
 
 _CHUNK = 8 * 1024 * 1024
 _HASH_UP_TO = 1024**3
 _PICKLE_SUFFIXES = {".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".joblib", ".dill"}
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FolderMaterializer(BaseMaterializer):
@@ -170,30 +167,6 @@ def download(uri: str, folder: Path, store: Any) -> None:
         elif name != PREVIEW_FILE:
             with store.open(source, "rb") as file, (folder / name).open("wb") as sink:
                 shutil.copyfileobj(file, sink, _CHUNK)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file of `LINK_FROM` bytes or more, else copy it; what a symbolic link points to, never the link."""
-    source = source.resolve(strict=True)
-    if source.stat().st_size >= LINK_FROM:
-        try:
-            os.link(source, target)
-            return
-        except OSError as error:  # another disk, or a file system without links
-            if is_disk_full(error):
-                raise
-    shutil.copyfile(source, target)
-
-
-def is_disk_full(error: BaseException | None) -> bool:
-    """Tell whether an error means that a disk or a quota is full, in Python's, Arrow's or safetensors' words."""
-    while error is not None:
-        if getattr(error, "errno", None) in _FULL or any(
-            text in str(error) for text in ("No space left on device", "Disk quota exceeded", "os error 28")
-        ):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def refuse_pickles(folder: Path) -> None:

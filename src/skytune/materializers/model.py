@@ -10,9 +10,10 @@ from zenml.enums import ArtifactType
 from zenml.metadata.metadata_types import StorageSize
 
 from ..config import UserError
+from ..data.linking import link_or_copy
 from ..job import read_json
 from ..models import load_saved, quiet
-from .files import FolderMaterializer, link_or_copy, read_class, write_class
+from .files import FolderMaterializer, read_class, write_class
 from .types import named_type
 
 if TYPE_CHECKING:

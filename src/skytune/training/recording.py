@@ -8,8 +8,9 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..config import RunConfig, Select
+from ..config import METRICS, RunConfig, Select
 from .callbacks import Callback, Run
+from .screen import Frames, Screen
 
 if TYPE_CHECKING:
     from .strategy import Strategy
@@ -83,8 +84,9 @@ class Progress(Callback):
 
     def __init__(self) -> None:
         mode = os.environ.get("SKYTUNE_PROGRESS") or ("bar" if sys.stdout.isatty() else "lines")
-        self.bar_wanted = mode == "bar"
+        self.bar_wanted = mode == "bar" and os.environ.get("TERM") != "dumb"
         self.bar: Any = None
+        self.screen: Screen | None = None
         self.said = 0.0
         self.first: tuple[int, float, int, int] | None = None
 
@@ -101,10 +103,10 @@ class Progress(Callback):
         if self.bar_wanted:
             from tqdm import tqdm
 
+            self.screen = Screen(sys.stdout).install()
             self.bar = tqdm(
-                total=run.total_steps, initial=run.step, unit="step", file=sys.stdout, leave=True, desc="training",
-                ncols=int(os.environ.get("COLUMNS", "0")) or None, mininterval=0.2,
-                bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+                total=run.total_steps, initial=run.step, file=Frames(self.screen), leave=True, mininterval=0.2,
+                ncols=int(os.environ.get("COLUMNS", "0")) or None, bar_format="{percentage:3.0f}%|{bar}| {desc}",
             )  # fmt: skip
 
     def on_step_end(self, run: Run) -> None:
@@ -115,33 +117,35 @@ class Progress(Callback):
             self.first = (run.step, run.train_seconds, run.rows, run.tokens)
         step, seconds, rows, tokens = self.first
         span = run.train_seconds - seconds
-        per_step = span / (run.step - step) if run.step > step else 0.0
-        samples = (run.rows - rows) / span if span else 0.0
-        per_s = (run.tokens - tokens) / span if span else 0.0
+        rates = eta = ""
+        if run.step > step and span > 0:
+            rates = f"  {(run.rows - rows) / span:.0f} samples/s  {(run.tokens - tokens) / span:.0f} tokens/s"
+            eta = f"  ETA {timedelta(seconds=round(span / (run.step - step) * (run.total_steps - run.step)))}"
+        done = f"{run.step}/{run.total_steps}  loss {run.loss:.4f}"
         if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {run.loss:.4f}, {samples:.0f} samples/s, {per_s:.0f} tok/s", refresh=False)
+            self.bar.set_description_str(done + rates + eta, refresh=False)
             self.bar.update(1)
         if time.monotonic() - self.said >= run.config.log.every_seconds or run.step == run.total_steps:
             self.said = time.monotonic()
-            line = f"step {run.step}/{run.total_steps}  loss {run.loss:.4f}  lr {run.lr:.2e}"
-            if per_step:
-                eta = timedelta(seconds=round(per_step * (run.total_steps - run.step)))
-                line += f"  {per_step * 1e3:.0f} ms/step  {samples:.0f} samples/s  {per_s:.0f} tokens/s  ETA {eta}"
-            self._log(line)
+            self._log(f"step {done}  lr {run.lr:.2e}{rates}{eta}")
 
     def on_validation_end(self, run: Run) -> None:
-        """Show the validation's numbers."""
+        """Show the validation's numbers: few enough for one line; `history.jsonl` and the report have all."""
         if run.world.main:
-            numbers = "  ".join(f"{k} {v:.4f}" for k, v in run.metrics.items() if k != "n_rows")
+            first = ("loss", "accuracy", "f1", run.config.checkpoint.metric)
+            own = [name for name in run.metrics if name not in (*METRICS, "n_rows")]
+            shown = [name for name in run.metrics if name in first or name in own]
+            numbers = "  ".join(f"{name} {run.metrics[name]:.4f}" for name in shown)
             line = f"validation after step {run.step}: {numbers}"
-            if self.bar is not None:
-                self.bar.write(line, file=sys.stdout)
+            if self.screen is not None:
+                self.screen.write(f"{line}\n")
             self._log(line)
 
     def on_run_end(self, run: Run) -> None:
         """Leave the terminal tidy."""
-        if self.bar is not None:
+        if self.bar is not None and self.screen is not None:
             self.bar.close()
+            self.screen.remove()
 
     on_exception = on_run_end
 

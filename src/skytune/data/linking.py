@@ -1,0 +1,68 @@
+"""Files that are on this disk already: found behind a data set, linked instead of copied, and the disk that is full."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+LINK_FROM = 64 * 1024
+"""Bytes from which a file is hard-linked. Smaller ones are copied: editing a JSON file must not change two."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def whole_files(dataset: "Dataset") -> list[Path] | None:
+    """Return the files on disk that together are exactly this data set, in order; None where there are none."""
+    import pyarrow as pa
+    from datasets import Features
+    from datasets.features.features import require_storage_embed
+    from datasets.table import ConcatenationTable, MemoryMappedTable
+
+    if dataset._indices is not None or any(map(require_storage_embed, dataset.features.values())):
+        return None  # a selection, or images and the like that may still lie in files of their own
+    table = dataset.data
+    # Blocks beside each other are columns of different files.
+    rows = table.blocks if isinstance(table, ConcatenationTable) else [[table]]
+    if any(len(row) != 1 or not isinstance(row[0], MemoryMappedTable) or _is_changed(row[0]) for row in rows):
+        return None
+    files = [Path(row[0].path) for row in rows]
+    for file in files:
+        if not file.is_file() or file.suffix != ".arrow":
+            return None
+        with pa.memory_map(str(file)) as source:
+            if Features.from_arrow_schema(pa.ipc.open_stream(source).schema) != dataset.features:
+                return None
+    return files
+
+
+def _is_changed(table: Any) -> bool:
+    """Tell whether a memory-mapped table differs from its file in more than the notes on features in its schema."""
+    return any(name != "replace_schema_metadata" for name, *_ in table.replays)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link a file of `LINK_FROM` bytes or more, else copy it; what a symbolic link points to, never the link."""
+    source = source.resolve(strict=True)
+    if source.stat().st_size >= LINK_FROM:
+        try:
+            os.link(source, target)
+            return
+        except OSError as error:  # another disk, or a file system without links
+            if is_disk_full(error):
+                raise
+    shutil.copyfile(source, target)
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Tell whether an error means that a disk or a quota is full, in Python's, Arrow's or safetensors' words."""
+    while error is not None:
+        if getattr(error, "errno", None) in _FULL or any(
+            text in str(error) for text in ("No space left on device", "Disk quota exceeded", "os error 28")
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
