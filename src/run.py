@@ -5,13 +5,15 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import skytune  # found beside this file, whatever else is installed
 
 SOURCE = Path(__file__).resolve().parent
-# From here on the folder of this file comes last: a file here named like a library must not hide it.
-sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE)]
+# From here on the folder of this file and the current one come last: a file of the user's that is named like a
+# library must not hide it, one with another name is found.
+sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
 from skytune.config import ConfigError, RunConfig, UserError  # noqa: E402
 
@@ -21,49 +23,61 @@ CONFIGS = SOURCE.parent / "configs"
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    debug = any(word.startswith("debug=") for word in argv)
+    shown = Shown(any(word.startswith(("debug=", "debug.traceback=true")) and word != "debug=null" for word in argv))
     try:
-        return _main(argv)
-    except UserError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_ERROR
+        return _main(argv, shown)
     except KeyboardInterrupt:
         print("interrupted: the worker processes have ended; the same command starts again", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except OSError as error:
-        if debug:
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        print(f"error: {error.strerror or error}{where}; debug= shows the traceback", file=sys.stderr)
-        return EXIT_ERROR
     except Exception as error:
-        if debug:
+        if shown.traceback:
             raise
-        first = (str(error).strip().splitlines() or [""])[0]
-        print(f"error: {type(error).__name__}: {first} (unexpected; debug= shows the traceback)", file=sys.stderr)
+        print(f"error: {_in_words(error)}", file=sys.stderr)
         return EXIT_ERROR
 
 
-def _main(argv: list[str]) -> int:
-    words, folder = _options(list(argv))
-    if words is None:
+@dataclass
+class Shown:
+    """What an error shows: known from the words at first, from the configuration once there is one."""
+
+    traceback: bool
+
+
+def _in_words(error: Exception) -> str:
+    """Return an error as a line; one that nobody foresaw says where to find more."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{where}; debug= shows the traceback"
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first} (unexpected; debug= shows the traceback)"
+
+
+def _main(argv: list[str], shown: Shown) -> int:
+    options, words, folder = _options(list(argv))
+    if "--version" in options:
+        print(f"skytune {skytune.__version__}")
         return EXIT_OK
     _load_dotenv()
     from skytune.config.store import compose_run, to_yaml
 
-    show = "--cfg" in words
-    config = compose_run(CONFIGS, [word for word in words if word != "--cfg"], folder)
-    if show:
+    config = compose_run(CONFIGS, words, folder)
+    shown.traceback = config.debug.traceback
+    if "--help" in options:
+        from skytune.config.docs import help_text
+
+        print(help_text([CONFIGS, *([folder] if folder else [])], config))
+        return EXIT_OK
+    if "--cfg" in options:
         print(to_yaml(config), end="")
         return EXIT_OK
     _refuse_launchers()
     return _run(config)
 
 
-def _options(words: list[str]) -> tuple[list[str] | None, Path | None]:
-    """Answer `--help` and `--version` (then no words are left), take `--config-dir` out, refuse other options."""
+def _options(words: list[str]) -> tuple[set[str], list[str], Path | None]:
+    """Return the options, the words that change the configuration, and the folder of `--config-dir`."""
     folder = None
     if "--config-dir" in words:
         at = words.index("--config-dir")
@@ -71,22 +85,11 @@ def _options(words: list[str]) -> tuple[list[str] | None, Path | None]:
             raise ConfigError("--config-dir needs a folder")
         folder = Path(words[at + 1])
         del words[at : at + 2]
-    if {"-h", "--help"} & set(words):
-        from skytune.config.docs import help_text
-        from skytune.config.targets import import_plugins
-
-        plugins = [word.partition("=")[2].strip("[]").split(",") for word in words if word.startswith("plugins=")]
-        import_plugins([name for group in plugins for name in group])
-        print(help_text(CONFIGS))
-        return None, None
-    if "--version" in words:
-        print(f"skytune {skytune.__version__}")
-        return None, None
-    for word in words:
-        if word.startswith("-") and word != "--cfg":
-            known = "--help, --version, --cfg, --config-dir"
-            raise ConfigError(f"unknown option {word}: there are {known}; all else is key=value")
-    return words, folder
+    options = {"--help" if word == "-h" else word for word in words if word.startswith("-")}
+    for word in options - {"--help", "--version", "--cfg"}:
+        known = "--help, --version, --cfg, --config-dir"
+        raise ConfigError(f"unknown option {word}: there are {known}; all else is key=value")
+    return options, [word for word in words if not word.startswith("-")], folder
 
 
 def _load_dotenv() -> None:

@@ -1,7 +1,10 @@
 """What all tests share: an environment of their own, a tiny model made from a config, and jobs around it."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,10 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["ZENML_ANALYTICS_OPT_IN"] = "false"
+# ZenML writes the ids of the store it uses into the repository's `.zen`: not into that of whoever runs the tests.
+os.environ["ZENML_REPOSITORY_PATH"] = tempfile.mkdtemp(prefix="skytune-tests-")
+Path(os.environ["ZENML_REPOSITORY_PATH"], ".zen").mkdir()
+atexit.register(shutil.rmtree, os.environ["ZENML_REPOSITORY_PATH"], ignore_errors=True)
 
 import pytest
 

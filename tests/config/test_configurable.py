@@ -90,7 +90,7 @@ def test_all_groups_are_in_the_help(compose: Compose, module: str) -> None:
     import_plugins([module])
     found = presets(CONFIGS)
     assert {group for group in GROUPS if "mine" in found.get(group, {})} == set(GROUPS)
-    shown = help_text(CONFIGS)
+    shown = help_text([CONFIGS], RunConfig())
     for about in (
         "A small model of mine.",
         "A few rows of mine.",

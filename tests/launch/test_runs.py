@@ -23,9 +23,10 @@ CHANGES = {
     "seed": 7, "epochs": 2, "max_steps": 5, "limit_train_batches": 3, "limit_eval_batches": 3, "precision": "bf16",
     "model.name": "other", "model.dropout": 0.5, "model.freeze_backbone": True, "model.pretrained": False,
     "batch.global_size": 16, "batch.bucket_batches": 1, "optimizer.lr": 0.1, "optimizer.name": "sgd",
-    "optimizer.weight_decay": 0.5, "optimizer.clip_norm": None, "optimizer.betas": [0.8, 0.9], "schedule.name": "cosine",
+    "optimizer.weight_decay": 0.5, "optimizer.clip_norm": None, "optimizer.betas": [0.8, 0.9],
+    "schedule.name": "cosine",
     "schedule.warmup_steps": 3, "eval.every_steps": 5, "eval.metrics": ["accuracy"], "checkpoint.select": "last",
-    "checkpoint.metric": "loss", "callbacks": {"a": {"_target_": "b.C"}}, "debug.overfit": True,
+    "checkpoint.metric": "loss", "callbacks": {"a": {"_target_": "b.C"}}, "debug.overfit": True, "extra": {"my_key": 1},
 }  # fmt: skip
 """Keys that decide what is learned, or which weights are handed on."""
 
@@ -34,7 +35,7 @@ KEEPS = {
     "launch.grace_seconds": 3.0, "launch.start_timeout_seconds": 20.0, "loader.num_workers": 3, "loader.prefetch": 5,
     "loader.pin_memory": False, "log.every_steps": 1, "log.every_seconds": 1.0, "batch.micro_size": 4,
     "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,
-    "data.max_rows": 100, "extra": {"my_key": 1},
+    "data.max_rows": 100,
 }  # fmt: skip
 """Keys of where and how fast; the data enters by the fingerprint of its rows."""
 
@@ -88,7 +89,8 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
     seen = {key for key in [*CHANGES, *KEEPS]}
     known = seen | {
         "name", "pipeline", "checkpoint.path", "checkpoint.mode", "model.revision", "model.tokenizer", "model._target_",
-        "model.args", "batch.pad_multiple", "optimizer.eps", "optimizer.momentum", "optimizer._target_", "optimizer.args",
+        "model.args", "batch.pad_multiple", "optimizer.eps", "optimizer.momentum", "optimizer._target_",
+        "optimizer.args",
         "schedule.warmup_ratio", "schedule._target_", "schedule.args", "eval.every_epochs", "eval.extra_metrics",
     }  # fmt: skip
     missing = [key for key in groups(to_dict(RunConfig())) if key not in known and not key.startswith("data.")]

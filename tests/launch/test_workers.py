@@ -13,22 +13,28 @@ from typing import Any
 
 import pytest
 
-from skytune.config import UserError, WorkerError
+from skytune.config import UserError
 
 WITHIN = 60.0
 """A run that fails must have ended by then."""
 
 
-def given(tmp_path: Path, kind: str, **more: Any) -> dict[str, Any]:
-    return {"folder": str(tmp_path / "pids"), "kind": kind, **more}
+def at_once(run_job: Callable[..., Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Run jobs in threads of this process; return what came out of each, an exception too."""
+    found: dict[str, Any] = {}
 
+    def run(name: str) -> None:
+        try:
+            found[name] = run_job(**{"rows": 32, "validation": 4, "test": 4, "name": name, **runs[name]})
+        except BaseException as error:
+            found[name] = error
 
-def fails(run_job: Callable[..., Any], error: type[Exception] = WorkerError, **groups: Any) -> str:
-    start = time.monotonic()
-    with pytest.raises(error) as caught:
-        run_job(rows=32, validation=4, test=4, **groups)
-    assert time.monotonic() - start < WITHIN
-    return str(caught.value)
+    threads = [threading.Thread(target=run, args=(name,)) for name in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return found
 
 
 @pytest.mark.slow
@@ -91,67 +97,40 @@ def test_two_processes_with_everything_in_the_way(
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_is_named_with_the_end_of_its_log(
-    run_job: Any, trouble: str, pids: Path, left: Any, capfd: Any
+def test_the_rank_that_failed_is_named(
+    run_job: Any, trouble: str, pids: Path, left: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = fails(
-        run_job, launch={"num_processes": 2, "threads": 1}, model={"_target_": f"{trouble}.Fragile", "args": {"rank": 1}},
-        callbacks={"pid": {"_target_": f"{trouble}.Trouble", "folder": str(pids), "kind": "none"}},
-    )  # fmt: skip
-    first, *rest = said.splitlines()
-    assert first == "worker process 1 failed: RuntimeError: the forward pass broke"
-    assert "rank-1.log" in rest[0]
-    assert 3 <= len(rest) <= 16
-    assert any("in a way of two lines" in line for line in rest)
-    assert left(expected=3) == []
+    """Case 26: one rank raises, one is killed, a single process is killed; all three runs at once."""
 
+    def harm(kind: str, rank: int = 0) -> dict[str, Any]:
+        return {"t": {"_target_": f"{trouble}.Trouble", "folder": str(pids), "kind": kind, "rank": rank}}
 
-@pytest.mark.slow
-def test_a_rank_that_is_killed_is_named(run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path) -> None:
-    said = fails(
-        run_job, launch={"num_processes": 2, "threads": 1},
-        callbacks={"t": {"_target_": f"{trouble}.Trouble", **given(tmp_path, "kill", rank=1)}},
-    )  # fmt: skip
-    assert said.startswith("worker process 1 failed: it was ended by SIGKILL (out of memory, or somebody killed it)\n")
-    assert "trouble ahead on rank 1" in said
-    assert left(expected=3) == []
-
-
-@pytest.mark.slow
-def test_a_single_process_that_is_killed(run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path) -> None:
-    said = fails(
-        run_job, loader={"num_workers": 2},
-        callbacks={
-            "t": {"_target_": f"{trouble}.Trouble", **given(tmp_path, "kill")},
-            "w": {"_target_": f"{trouble}.Witness", "folder": str(pids)},
-        },
-    )  # fmt: skip
-    assert said.startswith("worker process 0 failed: it was ended by SIGKILL")
-    assert "training 4 steps" in said
-    assert left(expected=3, within=8.0) == []  # its loader processes too
-
-
-@pytest.mark.slow
-def test_a_worker_that_does_not_exit_is_ended_and_its_result_kept(
-    run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path
-) -> None:
+    two = {"num_processes": 2, "threads": 1}
+    witness = {"w": {"_target_": f"{trouble}.Witness", "folder": str(pids)}}
+    fragile = {"_target_": f"{trouble}.Fragile", "args": {"rank": 1}}
+    runs: dict[str, dict[str, Any]] = {
+        "raises": {"launch": two, "model": fragile, "callbacks": harm("none")},
+        "killed": {"launch": two, "callbacks": harm("kill", rank=1)},
+        "alone": {"loader": {"num_workers": 2}, "callbacks": {**harm("kill"), **witness}},
+    }
     start = time.monotonic()
-    done = run_job(
-        rows=32, validation=4, test=4, launch={"num_processes": 1, "threads": 1, "grace_seconds": 2.0},
-        callbacks={"t": {"_target_": f"{trouble}.Trouble", **given(tmp_path, "linger")}},
-    )  # fmt: skip
+    said = {name: str(found) for name, found in at_once(run_job, runs).items()}
     assert time.monotonic() - start < WITHIN
-    assert done.result["status"] == "completed"
-    assert left(expected=1) == []
 
+    first, where, *shown = said["raises"].splitlines()
+    assert first == "worker process 1 failed: RuntimeError: the forward pass broke"
+    assert where.endswith("rank-1.log:")
+    assert 2 <= len(shown) <= 15
+    assert any("in a way of two lines" in line for line in shown)
 
-@pytest.mark.slow
-def test_a_user_error_of_a_worker_is_one_line(
-    run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path
-) -> None:
-    said = fails(run_job, UserError, callbacks={"t": {"_target_": f"{trouble}.Trouble", **given(tmp_path, "fail")}})
-    assert said == "callbacks.t failed in on_step_end: ValueError: a callback failed"
-    assert left(expected=1) == []
+    how = "it was ended by SIGKILL (out of memory, or somebody killed it)"
+    assert said["killed"].startswith(f"worker process 1 failed: {how}\n")
+    assert "trouble ahead on rank 1" in said["killed"]
+
+    assert said["alone"].startswith(f"worker process 0 failed: {how}\n")
+    assert "training 4 steps" in said["alone"]
+    # Two workers and their agent, twice; one worker and its two loader processes.
+    assert left(expected=9, within=8.0) == []
 
 
 @pytest.mark.slow
@@ -160,32 +139,30 @@ def test_a_wrong_world_size_is_an_error(run_job: Any, monkeypatch: pytest.Monkey
 
     right = local.environment
     monkeypatch.setattr(local, "environment", lambda *a: {**right(*a), "SKYTUNE_WORLD_SIZE": "3"})
-    said = fails(run_job, UserError)
-    assert re.fullmatch(r"3 worker processes were asked for, 1 came up: .+", said)
+    with pytest.raises(UserError) as caught:
+        run_job(rows=8, validation=4, test=4)
+    assert re.fullmatch(r"3 worker processes were asked for, 1 came up: .+", str(caught.value))  # one line
 
 
 @pytest.mark.slow
-def test_runs_at_once(run_job: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Two of the same key (the second waits for the first) and one of another, all at once."""
-    found: dict[str, Any] = {}
-
-    def run(name: str, seed: int) -> None:
-        try:
-            found[name] = run_job(rows=16, validation=4, test=4, name="at-once", seed=seed)
-        except BaseException as error:
-            found[name] = error
-
+def test_runs_at_once(run_job: Any, trouble: str, pids: Path, left: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Two of the same key (the second waits for the first) and one of another, whose worker does not exit by itself."""
+    linger = {"t": {"_target_": f"{trouble}.Trouble", "folder": str(pids), "kind": "linger"}}
+    runs: dict[str, dict[str, Any]] = {
+        "a": {"name": "same"},
+        "b": {"name": "same"},
+        "c": {"name": "other", "callbacks": linger, "launch": {"grace_seconds": 1.0}},
+    }
     with caplog.at_level("WARNING", logger="skytune"):
-        threads = [threading.Thread(target=run, args=(name, seed)) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-    assert {name: getattr(outcome, "result", outcome)["status"] for name, outcome in found.items()} == dict.fromkeys(
-        "abc", "completed"
-    )
+        found = at_once(run_job, runs)
+    assert {
+        name: getattr(outcome, "result", {}).get("status", outcome) for name, outcome in found.items()
+    } == dict.fromkeys("abc", "completed")
     keys = {name: outcome.result["run_key"] for name, outcome in found.items()}
     assert keys["a"] == keys["b"] != keys["c"]
-    waits = [record.getMessage() for record in caplog.records if "waiting for it to end" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records]
+    waits = [line for line in said if "waiting for it to end" in line]
     assert len(waits) == 1
     assert f"process {os.getpid()}" in waits[0]
+    assert len([line for line in said if "did not end" in line]) == 1
+    assert left(expected=1) == []

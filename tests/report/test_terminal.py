@@ -23,7 +23,8 @@ def test_summary_says_it_all(run: dict[str, Any]) -> None:
     scores = run["evaluations"]["test"]["metrics"]
     for part in (
         f"accuracy {scores['accuracy']:.3f}", f"F1 {scores['f1']:.3f}", "853 held-out rows", "1 min 51 s",
-        "71.8 samples/s", MODEL, f"model={MODEL!r}", "`zenml login --local`", "`zenml logout --local`", *EXAMPLES,
+        "71.8 samples/s", MODEL, "transformers.pipeline('text-classification'", "`zenml login --local`",
+        "`zenml logout --local`", *EXAMPLES,
     ):  # fmt: skip
         assert part in text
     assert text.isascii() and "\x1b" not in text
@@ -42,22 +43,18 @@ def test_cached_run_shows_the_same_numbers(run: dict[str, Any]) -> None:
     assert [line for line in cached if line != extra] == fresh
 
 
-def test_a_call_that_can_be_pasted(run: dict[str, Any]) -> None:
-    for path in ("m", MODEL, "/tmp/it's here"):
-        lines = make(run, model_path=path).splitlines()
-        start = next(i for i, line in enumerate(lines) if "transformers.pipeline(" in line)
-        call = lines[start].strip()
-        if not call.endswith(")"):
-            call += lines[start + 1].strip()
-        seen: dict[str, Any] = {}
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_as_wide_as_the_terminal(run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = make(run, examples=[]).splitlines()
+    wide = [line for line in lines if len(line) > columns and MODEL not in line and "pipeline(" not in line]
+    assert not wide and len(lines[0]) == columns
 
-        class Transformers:
-            @staticmethod
-            def pipeline(task: str, model: str, seen: dict[str, Any] = seen) -> None:
-                seen.update(task=task, model=model)
 
-        eval(call, {"transformers": Transformers})
-        assert seen == {"task": "text-classification", "model": path}
+def test_folders_are_said_once(run: dict[str, Any]) -> None:
+    assert "run folder" not in make(run)
+    elsewhere = make(run, model_path="/models/mine", report="/runs/x/report.html")
+    assert "run folder   /home/me/" in elsewhere and "report       /runs/x/report.html" in elsewhere
 
 
 def test_little_is_known(run: dict[str, Any]) -> None:

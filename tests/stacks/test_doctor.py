@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from skytune.stacks import checks, doctor
+from skytune.stacks import checks, doctor, versions
 from skytune.stacks.checks import Finding, Level
 
 NAMES = [
@@ -113,40 +113,40 @@ def requirements(*texts: str, extra: str = "train") -> list[tuple[str, object]]:
 
 
 def test_versions_as_they_are_here() -> None:
-    found = checks.versions()
+    found = versions.versions()
     assert {finding.level for finding in found} <= {Level.ok, Level.warn}
-    assert checks.checkout() is not None
+    assert versions.checkout() is not None
 
 
 def test_a_wrong_pin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = checks.metadata.version("numpy")
-    monkeypatch.setattr(checks, "_pins", lambda file: {"numpy": "0.9.1"})
-    monkeypatch.setattr(checks, "_requirements", lambda root: requirements("numpy>=1", "safetensors"))
-    (finding,) = checks.versions()
-    assert finding == Finding(Level.warn, "versions", f"numpy {here} here, 0.9.1 in constraints.txt", "make install")
+    here = versions.metadata.version("numpy")
+    monkeypatch.setattr(versions, "_pins", lambda file: {"numpy": "0.9.1"})
+    monkeypatch.setattr(versions, "_requirements", lambda root: requirements("numpy>=1", "safetensors"))
+    (finding,) = versions.versions()
+    assert finding == Finding(Level.warn, "versions", f"not as tested: numpy {here} (pinned 0.9.1)", "make install")
 
 
 def test_a_version_out_of_range_and_a_missing_package_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = requirements("numpy>=99", "no-such-package-here==1") + requirements("nor-this-one", extra="wandb")
-    monkeypatch.setattr(checks, "_requirements", lambda root: wanted)
-    old, missing = checks.versions()
+    monkeypatch.setattr(versions, "_requirements", lambda root: wanted)
+    missing, old = versions.versions()
     assert (old.level, missing.level) == (Level.fail, Level.fail)
-    assert "needs >=99" in old.way_out
-    assert missing.text == "no-such-package-here is not installed"
+    assert "(needs >=99)" in old.text
+    assert missing.text == "not installed: no-such-package-here"
     assert "skytune[train]" in missing.way_out
 
 
 def test_a_build_for_one_device_is_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_requirements", lambda root: requirements("torch==2.13.0"))
-    monkeypatch.setattr(checks, "_pins", lambda file: {"torch": "2.13.0"})
-    monkeypatch.setattr(checks.metadata, "version", lambda name: "2.13.0+cpu")
-    (finding,) = checks.versions()
+    monkeypatch.setattr(versions, "_requirements", lambda root: requirements("torch==2.13.0"))
+    monkeypatch.setattr(versions, "_pins", lambda file: {"torch": "2.13.0"})
+    monkeypatch.setattr(versions.metadata, "version", lambda name: "2.13.0+cpu")
+    (finding,) = versions.versions()
     assert finding.level is Level.ok
 
 
 def test_a_wheel_has_no_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "checkout", lambda: None)
-    found = checks.versions()
+    monkeypatch.setattr(versions, "checkout", lambda: None)
+    found = versions.versions()
     assert found[-1].level is Level.ok
     assert "constraints.txt is not part of a wheel" in found[-1].text
 
@@ -156,12 +156,12 @@ def test_pins_are_those_of_this_platform(tmp_path: Path) -> None:
     file.write_text(
         "# made by a command\nSome_Name==1.2  # via x\na==1 ; sys_platform == 'win32'\na==2 ; sys_platform != 'win32'\n"
     )
-    assert checks._pins(file) == {"some-name": "1.2", "a": "2"}
+    assert versions._pins(file) == {"some-name": "1.2", "a": "2"}
 
 
 def test_demo_packages_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "DEMO", ("numpy", "no-such-package-here"))
-    (finding,) = checks.demo()
+    monkeypatch.setattr(versions, "DEMO", ("numpy", "no-such-package-here"))
+    (finding,) = versions.demo()
     assert (finding.level, finding.text) == (Level.warn, "not installed: no-such-package-here")
 
 
@@ -219,9 +219,15 @@ def test_processes_that_do_not_find_each_other_are_ended() -> None:
 
 
 def test_a_backend_that_fails_says_why() -> None:
-    (finding,) = checks.all_reduce("no-such-backend", 1)
-    assert finding.level is Level.fail
-    assert "no-such-backend" in finding.text.lower() or "backend" in finding.text.lower()
+    said = (
+        "W0101 00:00:00 a warning that names an Error: not this\n"
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "allreduce.py", line 20, in main\n'
+        "[rank1]: torch.distributed.DistBackendError: NCCL error: no system\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+    )
+    assert checks._last_error(said) == "torch.distributed.DistBackendError: NCCL error: no system"
+    assert checks._last_error("nothing of the kind") == ""
 
 
 def test_dashboard() -> None:
@@ -247,7 +253,7 @@ def test_exit_code(
 ) -> None:
     finding = Finding(level, "name", "found " * 30, "do this")
     monkeypatch.setattr(doctor, "examine", lambda: iter([finding]))
-    monkeypatch.setattr(doctor.checks, "checkout", lambda: None)
+    monkeypatch.setattr(versions, "checkout", lambda: None)
     assert doctor.main([]) == code
     shown = capsys.readouterr().out
     assert "-> do this" in shown

@@ -53,10 +53,10 @@ def field_type(key: str) -> Any:
     return hint
 
 
-def presets(folder: Path) -> dict[str, dict[str, str]]:
+def presets(*folders: Path) -> dict[str, dict[str, str]]:
     """Return, by group and preset name, one line about every preset (YAML files and `@configurable`)."""
     found: dict[str, dict[str, str]] = {}
-    for file in sorted(folder.glob("*/*.yaml")):
+    for file in sorted(file for folder in folders for file in folder.glob("*/*.yaml")):
         if file.parent.name != "stacks":
             found.setdefault(file.parent.name, {})[file.stem] = _about(file)
     for (group, name), entry in sorted(registry.items()):
@@ -64,8 +64,8 @@ def presets(folder: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def help_text(folder: Path) -> str:
-    """Return the whole of `--help`: usage, presets by group, every key with its default, type and meaning."""
+def help_text(folders: list[Path], config: RunConfig) -> str:
+    """Return the whole of `--help`: usage, presets by group, every key with its value in `config` and its meaning."""
     lines = [
         "skytune: fine-tune a Hugging Face model with one command",
         "",
@@ -80,11 +80,11 @@ def help_text(folder: Path) -> str:
         "",
         "PRESETS  (group=name)",
     ]
-    for group, entries in presets(folder).items():
+    for group, entries in presets(*folders).items():
         width = max(len(name) for name in entries)
         lines += [f"  {group}"] + [f"    {name:<{width}}  {about}" for name, about in entries.items()]
-    lines += ["", "CONFIGURATION  (key=default: meaning)"]
-    lines += _describe_keys(RunConfig(), "")
+    lines += ["", "CONFIGURATION  (as this command has it; words beside --help change it)"]
+    lines += _describe_keys(config, "")
     return "\n".join(lines)
 
 

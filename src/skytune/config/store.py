@@ -1,6 +1,5 @@
 """Presets and overrides to one `RunConfig`, with Hydra and hydra-zen. Imported by `src/run.py` alone."""
 
-import dataclasses
 import inspect
 import os
 import re
@@ -20,6 +19,7 @@ from yaml import MarkedYAMLError, YAMLError
 from .convert import describe, from_dict
 from .docs import field_type, presets
 from .errors import ConfigError
+from .keys import in_dict, is_plain, takes_group, wants_text
 from .run import RunConfig
 from .targets import Configurable, import_plugins, registry
 
@@ -103,7 +103,7 @@ def _node(entry: Configurable) -> DictConfig:
     skipped = [
         name
         for name, parameter in inspect.signature(entry.obj).parameters.items()
-        if name in OFFERED.get(entry.group, ()) or not _is_plain(parameter.default)
+        if name in OFFERED.get(entry.group, ()) or not is_plain(parameter.default)
     ]
     recipe = builds(entry.obj, populate_full_signature=True, zen_exclude=skipped)
     config = OmegaConf.structured(recipe)
@@ -115,15 +115,6 @@ def _node(entry: Configurable) -> DictConfig:
     lifted = {key: values.pop(key) for key in LIFTED.get(entry.group, ()) if key in values}
     node = OmegaConf.create({"_target_": target, **lifted, "args": values})
     return OmegaConf.create({entry.group: node}) if entry.group in GLOBAL else node
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether YAML and JSON can hold the value."""
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return value is None or type(value) in (bool, int, float, str)
 
 
 def _translate(text: str) -> str:
@@ -156,17 +147,10 @@ def _readable(text: str) -> str:
         _parse(text)
     except ConfigError:
         key, equals, value = text.partition("=")
-        if equals and value and "\n" not in value and _wants_text(key.lstrip("+")):
+        if equals and value and "\n" not in value and wants_text(key.lstrip("+")):
             return f"{key}={_quoted(value)}"
         raise
     return text
-
-
-def _wants_text(key: str) -> bool:
-    try:
-        return field_type(key) in (str, str | None)
-    except ConfigError:
-        return False
 
 
 def _parse(text: str) -> Override:
@@ -206,7 +190,7 @@ def _check(override: Override, groups: dict[str, dict[str, str]]) -> None:
     if key.split(".")[0] == "hydra":
         raise ConfigError(f"'{text}': Hydra's own settings have no effect here (--config-dir adds presets of yours)")
     hint = field_type(key)
-    free = "." in key and _in_dict(key)
+    free = "." in key and in_dict(key)
     if override.is_delete() and not free and not _is_dict(key, groups):
         raise ConfigError(
             f"'{text}': {key} is a fixed key and cannot be taken away; set it (null or false switch most things off)"
@@ -215,13 +199,13 @@ def _check(override: Override, groups: dict[str, dict[str, str]]) -> None:
         raise ConfigError(f"'{text}': {key} is there already; write {text.lstrip('+')}")
     if not free and not override.is_delete():
         value = override.value()
-        if isinstance(value, dict) and not _takes_group(hint):
+        if isinstance(value, dict) and not takes_group(hint):
             raise ConfigError(f"{key}={value}: must be {describe(hint)}")
 
 
 def _is_dict(key: str, groups: dict[str, dict[str, str]]) -> bool:
     """Whether the key is a group of free keys itself; `~key` empties it."""
-    return key not in groups and not _in_dict(key) and typing.get_origin(field_type(key)) is dict
+    return key not in groups and not in_dict(key) and typing.get_origin(field_type(key)) is dict
 
 
 def _empty(values: Any, key: str) -> None:
@@ -229,20 +213,6 @@ def _empty(values: Any, key: str) -> None:
     for part in path:
         values = values[part]
     values[last] = {}
-
-
-def _in_dict(key: str) -> bool:
-    """Whether the key lies inside a group of free keys (`extra`, `callbacks`, `model.args`, ...)."""
-    parts = key.split(".")
-    for cut in range(1, len(parts)):
-        hint = field_type(".".join(parts[:cut]))
-        if typing.get_origin(hint) is dict or hint is Any:
-            return True
-    return False
-
-
-def _takes_group(hint: Any) -> bool:
-    return hint is Any or dataclasses.is_dataclass(hint) or typing.get_origin(hint) is dict
 
 
 def _one_line(error: Exception) -> str:

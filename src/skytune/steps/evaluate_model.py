@@ -7,7 +7,7 @@ from zenml import log_metadata, step
 from zenml.types import HTMLString
 
 from ..report.scoring import DecodedTexts, score, write_beside
-from .context import named_sets, whole_config
+from .context import named_sets, run_folder_in_use, whole_config
 from .types import Dataset, Datasets, Predictions, Tokenizer
 
 
@@ -32,7 +32,8 @@ def evaluate_model(
     splits = {**named_sets(validation_dataset), "test": test_dataset}
     report = training_report or {}
     if predictions is None:
-        done = predict(config, str(checkpoint), splits, tokenizer)
+        with run_folder_in_use():
+            done = predict(config, str(checkpoint), splits, tokenizer)
         predictions = read_predictions(done.job, list(splits))
         report = {"result": {**done.result, "predicted_only": True}, "history": []}
     texts = {name: DecodedTexts(split, tokenizer) for name, split in splits.items()}

@@ -106,7 +106,8 @@ class Progress(Callback):
             self.screen = Screen(sys.stdout).install()
             self.bar = tqdm(
                 total=run.total_steps, initial=run.step, file=Frames(self.screen), leave=True, mininterval=0.2,
-                ncols=int(os.environ.get("COLUMNS", "0")) or None, bar_format="{percentage:3.0f}%|{bar}| {desc}",
+                # Two columns less: a terminal writes ^C behind the bar.
+                ncols=int(os.environ.get("COLUMNS", "80")) - 2, bar_format="{percentage:3.0f}%|{bar}| {desc}",
             )  # fmt: skip
 
     def on_step_end(self, run: Run) -> None:

@@ -93,7 +93,8 @@ def _report(job: JobDir, rank: int, error: BaseException) -> None:
     trace = traceback.format_exc()
     user = isinstance(error, UserError)
     message = str(error) or type(error).__name__
-    log.error("%s", message if user else trace)
+    # A launcher tells the error itself, out of the error file or the log: once is enough on the screen.
+    log.error("%s", message if user else trace, extra={"file_only": "SKYTUNE_LAUNCHER_PID" in os.environ})
     record = RankError(type=type(error).__name__, message=message, user=user, traceback=trace, time=time.time())
     try:
         job.write_error(rank, record)
@@ -115,9 +116,19 @@ def _watch_launcher() -> None:
                 os._exit(1)
             except PermissionError:
                 pass
+            if _is_zombie(launcher):
+                os._exit(1)
             time.sleep(1)
 
     threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
+
+
+def _is_zombie(process: str) -> bool:
+    """Whether a process is dead and waits to be collected (Linux; False elsewhere)."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":
