@@ -7,6 +7,7 @@ from zenml import log_metadata, step
 from zenml.types import HTMLString
 
 from ..report.scoring import DecodedTexts, score, write_beside
+from ..training.metrics import check
 from .context import named_sets, run_folder_in_use, whole_config
 from .types import Dataset, Datasets, Predictions, Tokenizer
 
@@ -32,6 +33,7 @@ def evaluate_model(
     splits = {**named_sets(validation_dataset), "test": test_dataset}
     report = training_report or {}
     if predictions is None:
+        check(config.eval.metrics, config.eval.extra_metrics)
         with run_folder_in_use():
             done = predict(config, str(checkpoint), splits, tokenizer)
         predictions = read_predictions(done.job, list(splits))

@@ -18,7 +18,7 @@ from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
 from .devices import World, join
 from .loop import total_steps, train
-from .metrics import compute
+from .metrics import check, compute
 from .order import SampleOrder
 from .outputs import write_predictions
 from .prediction import predict
@@ -96,6 +96,7 @@ def _train(
 ) -> dict[str, Any]:
     """Train and leave the selected weights in the strategy's model; return the numbers for the result."""
     config, table = job.config, tables["train"]
+    check(config.eval.metrics, config.eval.extra_metrics)
     order = SampleOrder(
         table.lengths,
         seed=config.seed,
