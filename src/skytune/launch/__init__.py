@@ -1,10 +1,10 @@
 """The room of launchers: where and how the worker processes of a job run."""
 
-from .jobs import Outcome, class_names, predict, read_predictions, train
+from .jobs import Outcome, checkpoint_hash, class_names, predict, read_predictions, train
 from .local import Launcher, LocalLauncher
 from .runs import RunFolder, decisive, run_key
 
 __all__ = [
-    "Launcher", "LocalLauncher", "Outcome", "RunFolder", "class_names", "decisive", "predict", "read_predictions",
-    "run_key", "train",
+    "Launcher", "LocalLauncher", "Outcome", "RunFolder", "checkpoint_hash", "class_names", "decisive",
+    "predict", "read_predictions", "run_key", "train",
 ]  # fmt: skip

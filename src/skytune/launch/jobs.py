@@ -74,9 +74,8 @@ def predict(
     Raises:
         UserError: no model there, or anything a worker names.
     """
-    folder = Path(models.fetch(checkpoint, key="checkpoint"))
-    source = models.resolve(replace(config.model, name=str(folder)))
-    prints = {"data": _data_hash(evaluation), "weights": source.fingerprint}
+    folder = Path(models.saved_model(checkpoint).folder)
+    prints = {"data": _data_hash(evaluation), "weights": checkpoint_hash(folder)}
     named = replace(config, name=config.name or f"evaluate-{folder.name}")
     return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher)
 
@@ -107,9 +106,9 @@ def _run(
         )
         try:
             _write(folder, job, splits, tokenizer, weights)
+            (launcher or LocalLauncher()).run(folder, config.compute)
         except OSError as error:
             raise _cannot_write(folder.root, error) from error
-        (launcher or LocalLauncher()).run(folder, config.compute)
         result = folder.read_result()
         assert result is not None, "a launcher raises where there is no result"
         return Outcome(folder, {**result, "run_key": key, "run_folder": str(folder.root)}, folder.read_history())
@@ -130,6 +129,12 @@ def _write(
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
     return UserError(f"cannot write to {folder}: {error.strerror or error} (SKYTUNE_HOME chooses another folder)")
+
+
+def checkpoint_hash(folder: Path) -> str:
+    """Return the hash of a trained model's weights and of what says how to build it; results beside it do not count."""
+    files = [*sorted(folder.glob("*.safetensors")), folder / "config.json", folder / "skytune_model.json"]
+    return models.hash_values([[file.name, models.hash_file(file)] for file in files if file.is_file()])
 
 
 def read_predictions(job: JobDir, splits: list[str]) -> "datasets.DatasetDict":

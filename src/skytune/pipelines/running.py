@@ -47,15 +47,17 @@ def resolved(config: RunConfig) -> RunConfig:
     """
     if config.pipeline is not Pipeline.evaluate:
         return config
-    folder = models.fetch(str(config.checkpoint.path), key="checkpoint")
-    labels = models.saved_model(folder).labels
+    saved = models.saved_model(str(config.checkpoint.path))
+    labels = saved.labels
     if config.data.labels and set(config.data.labels) != set(labels):
         raise UserError(
             f"the model's classes ({', '.join(labels)}) are not the data's ({', '.join(config.data.labels)}): "
             f"data.labels=[{','.join(labels)}] renames the data's, in the order of their numbers"
         )
     data = replace(config.data, labels=labels) if not config.data.labels else config.data
-    model = replace(config.model, name=str(Path(folder)), revision=None, tokenizer=None)
+    model = replace(config.model, name=saved.folder, revision=None, tokenizer=None)
+    if saved.target:  # a network of the user's own; its tokenizer, where it has one, lies beside it all the same
+        model = replace(model, _target_=saved.target, tokenizer=saved.folder if saved.tokenizer else None)
     return replace(config, data=data, model=model)
 
 

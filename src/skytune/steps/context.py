@@ -1,13 +1,10 @@
 """What a step needs to know of its run that must not be part of its cache key: machine, launcher, logging."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from zenml import get_step_context
 
-from ..config import RunConfig, UserError, from_dict
-from ..config.folders import home
+from ..config import RunConfig, from_dict
 from .types import Dataset, Datasets
 
 EXTRA = "config"
@@ -30,19 +27,3 @@ def input_metadata(name: str, key: str) -> dict[str, Any]:
 def named_sets(validation: Datasets) -> dict[str, Dataset]:
     """Return the evaluation sets by name: `load_data` hands on several as one DatasetDict."""
     return dict(validation) if isinstance(validation, dict) else {"validation": validation}
-
-
-@contextmanager
-def run_folder_in_use() -> Iterator[None]:
-    """Name the runs' folder where the system's own error says only that a disk is full or may not be written.
-
-    Raises:
-        UserError: instead of any OSError in the block.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write the run under {home() / 'runs'}: {error.strerror or error} (SKYTUNE_HOME chooses another "
-            "folder)"
-        ) from error

@@ -9,7 +9,7 @@ from zenml.types import HTMLString
 
 from ..report.scoring import DecodedTexts, score, write_beside, write_report
 from ..training.metrics import check
-from .context import named_sets, run_folder_in_use, whole_config
+from .context import named_sets, whole_config
 from .types import Dataset, Datasets, Predictions, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,7 @@ def evaluate_model(
     report = training_report or {}
     if predictions is None:
         check(config.eval.metrics, config.eval.extra_metrics)
-        with run_folder_in_use():
-            done = predict(config, str(checkpoint), splits, tokenizer)
+        done = predict(config, str(checkpoint), splits, tokenizer)
         predictions = read_predictions(done.job, list(splits))
         report = {"result": {**done.result, "predicted_only": True}, "history": []}
     texts = {name: DecodedTexts(split, tokenizer) for name, split in splits.items()}

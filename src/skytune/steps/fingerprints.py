@@ -94,8 +94,10 @@ def _source(module: str, everything: bool) -> Path | None:
 
 
 def _own_source(module: str) -> Path | None:
-    """Return the file of a module on the path. Below the outermost package it is looked for by name: asking Python would
-    run the packages' code."""
+    """Return the file of a module on the path.
+
+    Below the outermost package it is looked for by name: asking Python would run the packages' code.
+    """
     top, *parts = module.split(".")
     try:
         spec = importlib.util.find_spec(top)

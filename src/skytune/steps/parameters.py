@@ -4,12 +4,13 @@ Everything here is part of ZenML's cache key of the step. Machine, launcher and 
 from its run (`context.whole_config`).
 """
 
+from pathlib import Path
 from typing import Any
 
 from .. import models
 from ..config import Pipeline, RunConfig, to_dict
 from ..data import fingerprint as data_fingerprint
-from ..launch import decisive
+from ..launch import checkpoint_hash, decisive
 from .context import EXTRA
 from .fingerprints import fingerprints
 
@@ -49,7 +50,7 @@ def for_evaluate_model(config: RunConfig) -> dict[str, Any]:
     values: dict[str, Any] = {"evaluation": evaluation, "fingerprints": prints}
     if config.pipeline is Pipeline.evaluate:
         # No training stands before it: the weights, and the code that predicts, decide the result.
-        prints["weights"] = models.resolve(config.model).fingerprint
+        prints["weights"] = checkpoint_hash(Path(config.model.name))
         prints["predict"] = fingerprints("train_model", config)["code"]
         evaluation["limit_eval_batches"] = config.limit_eval_batches
         evaluation["precision"] = config.precision.value

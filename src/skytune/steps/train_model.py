@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from zenml import log_metadata, step
 
 from ..materializers import ModelFolder
-from .context import input_metadata, named_sets, run_folder_in_use, whole_config
+from .context import input_metadata, named_sets, whole_config
 from .types import Dataset, DatasetDict, Datasets, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ def train_model(
 
     log.info("train_model: starting the worker processes")
     sets = named_sets(validation_dataset)
-    with run_folder_in_use():
-        done = train(whole_config(), train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints)
+    done = train(whole_config(), train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints)
     report = {"result": done.result, "history": done.history, "data": input_metadata("train_dataset", "data")}
     log_metadata({key: value for key, value in done.result.items() if isinstance(value, (int, float, str))})
     return ModelFolder(done.job.model), read_predictions(done.job, [*sets, "test"]), report

@@ -1,0 +1,192 @@
+"""What counts as a change of a step's code: what its work imports, as a syntax tree; the user's modules; versions."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skytune.config import RunConfig, from_dict
+from skytune.steps import fingerprints as module
+from skytune.steps.fingerprints import PACKAGES, ROOTS, code_hash, fingerprints, versions
+
+Write = Callable[[str, str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Return a function that writes a file of the user's own, on the path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+
+    def save(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        module._parsed.cache_clear()  # two edits within one tick of the file system's clock
+        importlib.invalidate_caches()
+
+    yield save
+    for name in set(sys.modules) - before:
+        if name.startswith("fp_"):
+            del sys.modules[name]
+
+
+BASE = '''"""What it is for."""
+
+LIMIT = 3
+
+
+class Thing:
+    """A thing."""
+
+    def value(self, times=2):
+        """Return it."""
+        return times * LIMIT  # a remark
+
+
+async def later():
+    """Later."""
+'''
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        BASE.replace("What it is for.", "Something else."),
+        BASE.replace("A thing.", "Another thing."),
+        BASE.replace("Return it.", "Hand it back,\n        on two lines."),
+        BASE.replace("Later.", "Much later."),
+        BASE.replace("  # a remark", ""),
+        BASE.replace("LIMIT = 3\n", "# a number\n\nLIMIT = 3\n\n\n"),
+        BASE.replace("times * LIMIT", "(times\n                * LIMIT)"),
+    ],
+    ids=["module", "class", "function", "async", "comment", "empty lines", "layout"],
+)
+def test_words_and_layout_do_not_count(write: Write, edited: str) -> None:
+    assert edited != BASE
+    write("fp_words.py", BASE)
+    before = code_hash(("fp_words",), everything=True)
+    write("fp_words.py", edited)
+    assert code_hash(("fp_words",), everything=True) == before
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        BASE.replace("times=2", "times=3"),
+        BASE.replace("LIMIT = 3", "LIMIT = 4"),
+        BASE.replace("times * LIMIT", "times + LIMIT"),
+        BASE.replace("def value", "def amount"),
+        BASE + "\nMESSAGE = 'a string that is no docstring'\n",
+    ],
+    ids=["default", "constant", "operator", "name", "addition"],
+)
+def test_code_counts(write: Write, edited: str) -> None:
+    write("fp_code.py", BASE)
+    before = code_hash(("fp_code",), everything=True)
+    write("fp_code.py", edited)
+    assert code_hash(("fp_code",), everything=True) != before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import fp_helper.deep",
+        "from fp_helper import deep",
+        "from fp_helper.deep import VALUE",
+        "from fp_helper.deep import VALUE as v",
+        "def f():\n    from fp_helper import deep",
+        "if False:\n    import fp_helper.deep as d",
+        "try:\n    from fp_helper.deep import VALUE\nexcept ImportError:\n    VALUE = 0",
+    ],
+)
+def test_imports_are_followed_wherever_they_stand(write: Write, line: str) -> None:
+    write("fp_helper/__init__.py", "")
+    write("fp_helper/deep.py", "VALUE = 1\n")
+    write("fp_start.py", line + "\n")
+    before = code_hash(("fp_start",), everything=True)
+    write("fp_helper/deep.py", "VALUE = 2\n")
+    assert code_hash(("fp_start",), everything=True) != before
+
+
+def test_relative_imports_and_circles(write: Write) -> None:
+    write("fp_pack/__init__.py", "from .a import A\n")
+    write("fp_pack/a.py", "from . import b\nA = 1\n")
+    write("fp_pack/b.py", "from .sub.c import C\nfrom .a import A\n")
+    write("fp_pack/sub/__init__.py", "")
+    write("fp_pack/sub/c.py", "from ..a import A\nfrom ...nowhere import X\nC = 1\n")
+    before = code_hash(("fp_pack",), everything=True)
+    write("fp_pack/sub/c.py", "from ..a import A\nC = 2\n")
+    assert code_hash(("fp_pack",), everything=True) != before
+
+
+def test_libraries_and_what_is_not_imported_do_not_count(write: Write) -> None:
+    write("fp_user.py", "import json\nimport numpy\nimport no_such_module\n")
+    write("fp_other.py", "X = 1\n")
+    assert set(module._closure(("fp_user",), True)) == {"fp_user"}
+    assert set(module._closure(("fp_user",), False)) == set()  # only this package's own, unless asked
+
+
+def test_the_closure_of_every_step() -> None:
+    """Imports inside functions are followed: the worker's session imports the models' room only there."""
+    closures = {step: set(module._closure(roots, False)) for step, roots in ROOTS.items()}
+    assert {"skytune.data.prepare", "skytune.data.splits", "skytune.models.tokenizer"} <= closures["load_data"]
+    assert {"skytune.training.loop", "skytune.training.order", "skytune.models.build"} <= closures["train_model"]
+    assert {"skytune.report.page", "skytune.training.metrics.scoring"} <= closures["evaluate_model"]
+    for step, closure in closures.items():
+        rooms = {name.split(".")[1] for name in closure if "." in name}
+        assert not rooms & {"config", "job", "stacks", "steps", "pipelines", "materializers"}, step
+    assert not {name for name in closures["load_data"] if name.startswith("skytune.training")}
+    assert "skytune.training.loop" not in closures["evaluate_model"]  # a changed loop rescores nothing
+
+
+def test_each_step_has_its_own_hash_and_versions() -> None:
+    config = from_dict(RunConfig, {})
+    found = {step: fingerprints(step, config) for step in ROOTS}
+    assert len({entry["code"] for entry in found.values()}) == 3
+    assert all(set(entry) == {"code", "versions"} for entry in found.values())
+    assert "datasets==" in found["load_data"]["versions"] and "torch" not in found["load_data"]["versions"]
+    assert "torch==" in found["train_model"]["versions"]
+    assert fingerprints("train_model", config) == found["train_model"]
+
+
+def test_versions_are_those_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+
+    assert versions(("pyarrow",)) == f"pyarrow=={pyarrow.__version__}"
+    assert versions(("no-such-package-here",)) == "no-such-package-here absent"
+    before = versions(PACKAGES["load_data"])
+    real = module.metadata.version
+    monkeypatch.setattr(module.metadata, "version", lambda name: "99" if name == "pyarrow" else real(name))
+    assert versions(PACKAGES["load_data"]) != before
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"model": {"_target_": "fp_mine.Thing"}},
+        {"data": {"_target_": "fp_mine.Thing"}},
+        {"optimizer": {"_target_": "fp_mine.Thing"}},
+        {"schedule": {"_target_": "fp_mine.Thing"}},
+        {"callbacks": {"a": {"_target_": "fp_mine.Thing"}}},
+        {"eval": {"extra_metrics": {"a": {"_target_": "fp_mine.Thing"}}}},
+        {"plugins": ["fp_mine"]},
+        {"optimizer": {"_target_": "fp_mine.Thing.value"}},
+        {"optimizer": {"_target_": "fp_folder.inner.Thing"}},
+    ],
+    ids=lambda groups: next(iter(groups)),
+)
+def test_a_module_of_the_users_own_counts(write: Write, groups: dict[str, object]) -> None:
+    write("fp_mine.py", "import fp_below\n" + BASE)
+    write("fp_folder/__init__.py", "")
+    write("fp_folder/inner.py", "import fp_below\nraise RuntimeError('nothing of the user\\'s is run for this')\n")
+    write("fp_below.py", "X = 1\n")
+    config = from_dict(RunConfig, groups)
+    before = {step: fingerprints(step, config) for step in ROOTS}
+    write("fp_below.py", "X = 2\n")
+    for step in ROOTS:
+        after = fingerprints(step, config)
+        assert after["own"] != before[step]["own"]
+        assert after["code"] == before[step]["code"]
