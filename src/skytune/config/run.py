@@ -74,6 +74,10 @@ class RunConfig:
     precision: Precision = Precision.auto
     """`fp32`, `bf16`, or `auto` (bf16 on GPUs that have it, else fp32)."""
 
+    resume: str = "auto"
+    """`auto` continues an unfinished run of the same key from its newest whole checkpoint, else starts; `must` refuses
+    to start; `never` starts anew; a number takes that step's checkpoint."""
+
     cache: bool = True
     """Reuse the results of steps whose inputs, code, data and versions did not change."""
 
@@ -129,6 +133,8 @@ class RunConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"{key}={value}: must be at least 1, or null for no limit")
+        if self.resume not in ("auto", "must", "never") and not self.resume.isdecimal():
+            raise ConfigError(f"resume={self.resume}: allowed are auto, must, never, or the number of a step")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed={self.seed}: must lie between 0 and 2**32 - 1")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:

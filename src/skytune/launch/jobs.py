@@ -103,6 +103,7 @@ def _run(
             weights="inputs/weights" if weights is not None else None,
             sizes={name: len(split) for name, split in splits.items()},
             fingerprints=fingerprints,
+            decisive={**decisive(config), "fingerprints": {name: fingerprints[name] for name in ("data", "weights")}},
             paths=user_paths(),
         )
         try:
