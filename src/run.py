@@ -19,6 +19,11 @@ from skytune.config import ConfigError, Preempted, RunConfig, UserError  # noqa:
 
 EXIT_OK, EXIT_ERROR, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED = 0, 1, 75, 76, 130
 CONFIGS = SOURCE.parent / "configs"
+NEEDED = {
+    "accelerate", "datasets", "dotenv", "hydra", "hydra_zen", "jinja2", "numpy", "omegaconf", "pyarrow", "torch",
+    "transformers", "yaml", "zenml",
+}  # fmt: skip
+"""Packages of the extras that the command needs."""
 
 
 def main(argv: list[str]) -> int:
@@ -51,6 +56,11 @@ def _in_words(error: Exception) -> str:
     """Return an error as a line; one that nobody foresaw says where to find more."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in NEEDED:
+        return (
+            f"'{error.name}' is not installed in this Python ({sys.executable}): `make install`, then "
+            "`source .venv/bin/activate` (or `make run ARGS=...`, which does both)"
+        )
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror or error}{where}; debug= shows the traceback"

@@ -47,6 +47,10 @@ def compose_run(folder: Path, overrides: list[str], extra_folder: Path | None = 
     Raises:
         ConfigError: one line that names the key and what is allowed.
     """
+    if any(text.startswith("data._target_=") for text in overrides) and not any(
+        text.startswith("data=") for text in overrides
+    ):
+        overrides = ["data=target", *overrides]  # the default data set's class names and size are not theirs
     overrides = [_readable(_translate(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]
     import_plugins(_plugins(parsed))

@@ -116,9 +116,9 @@ def _say(notes: Notes) -> None:
     """Log in one line what a person should know before training."""
     rows = ", ".join(f"{notes[f'rows_{name}']:,} {name}" for name in ("train", "validation", "test"))
     lost = {
-        "rows without text left out": notes.get("dropped_bad_rows"),
-        "rows of train left out because they are scored": notes.get("dropped_leaks_train"),
-        "rows of validation left out because they are in test": notes.get("dropped_leaks_validation"),
+        "left out without text": notes.get("dropped_bad_rows"),
+        "left out of train because they are scored": notes.get("dropped_leaks_train"),
+        "left out of validation because they are in test": notes.get("dropped_leaks_validation"),
         f"texts cut off at {notes.get('max_length')} tokens": notes.get("truncated"),
     }
     told = [f"{count:,} {what}" for what, count in lost.items() if count]

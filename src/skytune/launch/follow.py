@@ -4,12 +4,17 @@ What the workers print goes to the screen as raw bytes, for the sake of the live
 """
 
 import logging
+import re
 from pathlib import Path
 
 records = logging.getLogger("skytune.workers")
 """Lines of rank 0's log. They are on the screen already, so they do not travel to other handlers from here."""
 records.propagate = False
 records.setLevel(logging.INFO)
+
+
+STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")
+"""Time and level at the beginning of a line; whoever keeps the record has them of their own."""
 
 
 class Follower:
@@ -29,4 +34,4 @@ class Follower:
         whole = new[: new.rfind(b"\n") + 1]
         self.read_bytes += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            records.info("%s", line)
+            records.info("%s", STAMP.sub("", line))

@@ -1,9 +1,10 @@
 """How many processes a machine should run, found out without importing torch where there is no GPU to ask about."""
 
 import os
+import sys
 from pathlib import Path
 
-from ..config import ComputeConfig, Device, LaunchConfig
+from ..config import ComputeConfig, Device, LaunchConfig, UserError
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Present where a GPU driver is loaded: NVIDIA, AMD, and either of them under Windows' Linux."""
@@ -16,6 +17,22 @@ def count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def refuse_missing(compute: ComputeConfig, launch: LaunchConfig) -> None:
+    """Refuse what this machine cannot run, before any data is read; the workers look again, more closely.
+
+    Raises:
+        UserError: a device that is not there, or more processes than GPUs.
+    """
+    wanted = 1 if launch.num_processes == "auto" else int(launch.num_processes)
+    if compute.device is Device.mps and sys.platform != "darwin":
+        raise UserError("compute=mps: only Macs have it; use compute=cpu or compute=auto")
+    if compute.device is Device.cuda and count_gpus() < wanted:
+        raise UserError(
+            f"compute=cuda: {wanted} GPU{'s are' if wanted > 1 else ' is'} needed, {count_gpus()} are visible "
+            "(see nvidia-smi); use compute=cpu, or a smaller launch.num_processes"
+        )
 
 
 def processes_wanted(compute: ComputeConfig, launch: LaunchConfig) -> int:

@@ -181,7 +181,7 @@ def _say_what_changed(key: str, config: RunConfig, prints: dict[str, str]) -> No
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in to_dict(values).items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value

@@ -36,7 +36,9 @@ def decisive(config: RunConfig) -> dict[str, Any]:
 def run_key(config: RunConfig, fingerprints: dict[str, str]) -> str:
     """Return `<name>-<12 hex digits>` for the decisive configuration and the fingerprints of data and weights."""
     text = json.dumps([decisive(config), fingerprints], sort_keys=True)
-    name = config.name or f"{Path(config.model.name).name}-{Path(config.data.name).name}"
+    model = (config.model._target_ or "").rpartition(".")[2] or Path(config.model.name).name
+    data = (config.data._target_ or "").rpartition(".")[2] or Path(config.data.name).name
+    name = config.name or f"{model}-{data}"
     return f"{slug(name)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

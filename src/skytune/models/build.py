@@ -148,6 +148,7 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
     from transformers import AutoModelForSequenceClassification as Auto
 
     values = load_config(config, folder)
+    trained_on = _own_classes(values)
     values.id2label = dict(enumerate(labels))
     values.label2id = {name: number for number, name in enumerate(labels)}
     values.problem_type = "single_label_classification"
@@ -173,7 +174,19 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
     new = _check_loaded(config.name, model, found)
     if new:
         logger.info("model: %s are new (%s has none that fit), drawn from seed %d", _list(new), config.name, seed)
+    elif trained_on and trained_on != labels:
+        logger.warning(
+            "model: the head of %s was trained for the classes %s and goes on as one for %s",
+            config.name, ", ".join(trained_on), ", ".join(labels),
+        )  # fmt: skip
     return model, new
+
+
+def _own_classes(values: Any) -> list[str]:
+    """Return the class names that a model's configuration brings; [] for the library's own LABEL_0, LABEL_1."""
+    named = getattr(values, "id2label", None) or {}
+    names = [str(name) for _, name in sorted(named.items(), key=lambda item: int(item[0]))]
+    return [] if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else names
 
 
 def _check_loaded(name: str, model: Any, found: Any) -> set[str]:

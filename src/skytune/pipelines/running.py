@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import materializers, models
 from ..config import Pipeline, RunConfig, UserError, to_dict
+from ..launch.gpus import refuse_missing
 from ..report import summary
-from ..report.scoring import model_path
+from ..report.scoring import model_path, report_path
 from ..steps.cache import expire_lost
 from .evaluate import evaluate
 from .training import training
@@ -30,6 +31,7 @@ def run_pipeline(client: "Client", config: RunConfig) -> str:
     Raises:
         UserError: whatever a step names.
     """
+    refuse_missing(config.compute, config.launch)
     config = resolved(config)
     materializers.register()
     expire_lost(client)
@@ -69,12 +71,16 @@ def tell(client: "Client", config: RunConfig, run: Any) -> str:
     place = model_path(config, result)
     if trained and not Path(place).is_dir():  # the run's folder was cleared away; the artifact has a copy
         place = steps["train_model"].outputs["model"][0].uri
+    page = report_path(result["run_folder"])
+    if not page.is_file():
+        page = Path(last.outputs["report"][0].uri) / "output.html"
     return summary(
         metrics=metrics["splits"]["test"],
         training=result if trained else {},
         model_path=place,
         dashboard=get_run_url(run),
-        cached=all(step.status == "cached" for step in steps.values()),
+        cached=steps["train_model" if trained else "evaluate_model"].status == "cached",
         examples=EXAMPLES,
         run_folder=result["run_folder"],
+        report=str(page) if page.is_file() else None,
     )

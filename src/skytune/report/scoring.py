@@ -96,6 +96,25 @@ def model_path(config: RunConfig, result: Mapping[str, Any]) -> str:
     return str(JobDir(result["run_folder"]).model)
 
 
+def report_path(run_folder: str | Path) -> Path:
+    """Return where a run's report lies."""
+    return JobDir(run_folder).outputs / "report.html"
+
+
+def write_report(run_folder: Path, page: str) -> None:
+    """Write the report into the run's folder, where a browser opens it without any dashboard.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = report_path(run_folder)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def write_beside(
     folder: Path, found: Mapping[str, Mapping[str, Any]], checkpoint: str | None, fingerprints: Mapping[str, str]
 ) -> list[Path]:

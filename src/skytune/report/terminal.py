@@ -64,7 +64,8 @@ def _training(training: dict[str, Any], cached: bool) -> list[str]:
     if seconds is not None:
         parts.append(duration(seconds))
     if training.get("samples_per_s"):
-        parts.append(f"{number(training['samples_per_s'])} samples/s")
+        rate = training["samples_per_s"]
+        parts.append(f"{number(rate, 2 if rate < 10 else 3)} samples/s")
     if training.get("steps") is not None:
         parts.append(f"{training['steps']:,} step{'' if training['steps'] == 1 else 's'}")
     if training.get("world_size"):

@@ -67,6 +67,7 @@ def connect() -> "Client":
             _ = client.active_stack_model
             if fresh and os.environ["ZENML_ANALYTICS_OPT_IN"] == "false":
                 GlobalConfiguration().analytics_opt_in = False  # for the user's own `zenml` commands too
+                _skip_questions(client)
     except OSError as error:
         raise UserError(f"cannot use ZenML's folder: {error} (ZENML_CONFIG_PATH chooses another)") from error
     except ImportError as error:
@@ -86,6 +87,14 @@ def connect() -> "Client":
     _keep_worker_lines()
     integration_registry.activate_integrations = lambda: None
     return client
+
+
+def _skip_questions(client: "Client") -> None:
+    """Have the dashboard show runs at once: on a new store it would ask for a name and an e-mail address first."""
+    from zenml.models import UserUpdate
+
+    answers = UserUpdate(email_opted_in=False, user_metadata={"finished_onboarding_survey": True})
+    client.zen_store.update_user(client.active_user.id, answers)
 
 
 def _keep_worker_lines() -> None:

@@ -43,5 +43,6 @@ def run_folder_in_use() -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write the run under {home() / 'runs'}: {error.strerror or error} (SKYTUNE_HOME chooses another folder)"
+            f"cannot write the run under {home() / 'runs'}: {error.strerror or error} (SKYTUNE_HOME chooses another "
+            "folder)"
         ) from error

@@ -1,14 +1,18 @@
 """Step `evaluate_model`: the scores, and the report."""
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
 from zenml import log_metadata, step
 from zenml.types import HTMLString
 
-from ..report.scoring import DecodedTexts, score, write_beside
+from ..report.scoring import DecodedTexts, score, write_beside, write_report
+from ..training.metrics import check
 from .context import named_sets, run_folder_in_use, whole_config
 from .types import Dataset, Datasets, Predictions, Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @step
@@ -28,10 +32,12 @@ def evaluate_model(
     """
     from ..launch import class_names, predict, read_predictions
 
+    log.info("evaluate_model: scoring")
     config = whole_config()
     splits = {**named_sets(validation_dataset), "test": test_dataset}
     report = training_report or {}
     if predictions is None:
+        check(config.eval.metrics, config.eval.extra_metrics)
         with run_folder_in_use():
             done = predict(config, str(checkpoint), splits, tokenizer)
         predictions = read_predictions(done.job, list(splits))
@@ -39,6 +45,7 @@ def evaluate_model(
     texts = {name: DecodedTexts(split, tokenizer) for name, split in splits.items()}
     found, page = score(config, predictions, class_names(test_dataset), texts, report)
     folder = Path(report["result"]["run_folder"])
+    write_report(folder, page)
     places = write_beside(folder, found, checkpoint, fingerprints)
     metrics = {name: {**entry["metrics"], "n_rows": entry["n_rows"]} for name, entry in found.items()}
     numbers = {f"{name}_{key}": value for name, scored in metrics.items() for key, value in scored.items()}

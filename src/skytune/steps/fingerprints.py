@@ -88,17 +88,29 @@ def _source(module: str, everything: bool) -> Path | None:
     if module.split(".")[0] == "skytune":  # by path: looking it up as a module would import its parents
         base = PACKAGE.joinpath(*module.split(".")[1:])
         return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
-    if not everything:
-        return None
+    path = _own_source(module) if everything and module else None
+    foreign = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
+    return None if path is None or any(root in path.parents for root in foreign) else path
+
+
+def _own_source(module: str) -> Path | None:
+    """Return the file of a module on the path. Below the outermost package it is looked for by name: asking Python would
+    run the packages' code."""
+    top, *parts = module.split(".")
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):
         return None
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+    if spec is None:
         return None
-    path = Path(spec.origin).resolve()
-    foreign = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
-    return None if any(root in path.parents for root in foreign) else path
+    if not parts:
+        return Path(spec.origin).resolve() if spec.origin and spec.origin.endswith(".py") else None
+    for folder in spec.submodule_search_locations or []:
+        base = Path(folder).resolve().joinpath(*parts)
+        for file in (base / "__init__.py", base.with_name(base.name + ".py")):
+            if file.is_file():
+                return file
+    return None
 
 
 @functools.lru_cache(maxsize=512)
@@ -124,8 +136,9 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _own_modules(config: RunConfig) -> tuple[str, ...]:
-    """Return the modules of everything that the config gives by import path."""
+    """Return the modules of everything that the config gives by import path, and the packages that they lie in."""
     targets = [config.model._target_, config.data._target_, config.optimizer._target_, config.schedule._target_]
     targets += [split_spec(spec)[0] for spec in (*config.callbacks.values(), *config.eval.extra_metrics.values())]
-    modules = {target.rpartition(".")[0] for target in targets if target}
-    return tuple(sorted(modules | set(config.plugins)))
+    modules = [target.rpartition(".")[0] for target in targets if target] + list(config.plugins)
+    # What comes before the last dot may be a class (`module.Class.method`); a name that is no module is left out later.
+    return tuple(sorted({".".join(m.split(".")[:n]) for m in modules for n in range(1, m.count(".") + 2)}))

@@ -1,12 +1,15 @@
 """Step `load_data`: the splits and the tokenizer."""
 
 import json
+import logging
 from typing import Annotated, Any
 
 from zenml import log_metadata, step
 
 from ..config import DataConfig, ModelConfig, from_dict
 from .types import Dataset, Datasets, Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @step
@@ -23,6 +26,7 @@ def load_data(
     With further evaluation sets `validation_dataset` is a DatasetDict: `validation` first, then they by name (Hugging
     Face's Trainer takes that as its `eval_dataset`).
     """
+    log.info("load_data: reading and tokenizing %s", data["name"] if data["source"] != "files" else data["train"])
     from datasets import DatasetDict
 
     from ..data import prepare

@@ -1,5 +1,6 @@
 """Step `train_model`: a job for the worker processes, and what they bring back."""
 
+import logging
 from typing import Annotated, Any
 
 from zenml import log_metadata, step
@@ -7,6 +8,8 @@ from zenml import log_metadata, step
 from ..materializers import ModelFolder
 from .context import input_metadata, named_sets, run_folder_in_use, whole_config
 from .types import Dataset, DatasetDict, Datasets, Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @step
@@ -25,6 +28,7 @@ def train_model(
     """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
     from ..launch import read_predictions, train
 
+    log.info("train_model: starting the worker processes")
     sets = named_sets(validation_dataset)
     with run_folder_in_use():
         done = train(whole_config(), train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints)

@@ -18,12 +18,11 @@ def factor(config: ScheduleConfig, total_steps: int) -> Callable[[int], float]:
     those of `transformers.get_{linear,cosine,constant}_schedule_with_warmup`, so that published recipes carry over.
 
     Raises:
-        ConfigError: the warmup is as long as the whole run.
+        ConfigError: the warmup is as long as the whole run, or a function of the user's own does not fit.
     """
     warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
     if config._target_:
-        function, args = locate(config._target_, "schedule._target_"), config.args
-        return lambda step: float(function(step, total_steps, **args))
+        return _own(config._target_, config.args, total_steps)
     if warmup and warmup >= total_steps:
         raise ConfigError(f"schedule: the warmup of {warmup} steps leaves nothing of the run's {total_steps} steps")
 
@@ -37,6 +36,21 @@ def factor(config: ScheduleConfig, total_steps: int) -> Callable[[int], float]:
             return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         return 1.0
 
+    return at
+
+
+def _own(target: str, args: dict[str, Any], total_steps: int) -> Callable[[int], float]:
+    """Return a schedule of the user's own; it is tried out, so that what does not fit is said before training."""
+    function = locate(target, "schedule._target_")
+
+    def at(step: int) -> float:
+        try:
+            return float(function(step, total_steps, **args))
+        except Exception as error:
+            reason = f"failed at step {step} of {total_steps}: {type(error).__name__}: {error}"
+            raise ConfigError(f"schedule._target_={target}: {reason}") from error
+
+    at(0)
     return at
 
 

@@ -20,7 +20,7 @@ from .callbacks import Callbacks, Run, build_callbacks
 from .checkpointing import Checkpoints
 from .devices import World, join
 from .loop import total_steps, train
-from .metrics import compute
+from .metrics import check, compute
 from .order import SampleOrder
 from .outputs import write_predictions
 from .prediction import predict
@@ -109,6 +109,7 @@ def _train(
     The status is `preempted` where the run was told to end before its last step.
     """
     config, table = job.config, tables["train"]
+    check(config.eval.metrics, config.eval.extra_metrics)
     order = SampleOrder(
         table.lengths,
         seed=config.seed,

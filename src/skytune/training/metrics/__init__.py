@@ -5,9 +5,9 @@ The same metrics also ship as local `evaluate.Metric` modules (`modules/<name>/<
 """
 
 from .classification import accuracy, cross_entropy, f1, matthews, per_class, precision, recall, roc_auc
-from .scoring import compute, module_path, score_with_modules
+from .scoring import check, compute, module_path, score_with_modules
 
 __all__ = [
-    "accuracy", "compute", "cross_entropy", "f1", "matthews", "module_path", "per_class", "precision", "recall",
-    "roc_auc", "score_with_modules",
+    "accuracy", "check", "compute", "cross_entropy", "f1", "matthews", "module_path", "per_class", "precision",
+    "recall", "roc_auc", "score_with_modules",
 ]  # fmt: skip

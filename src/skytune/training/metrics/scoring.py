@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from skytune.config import METRICS, ConfigError, UserError
+from skytune.config.targets import locate, split_spec
 
 from . import classification
-from .user import Inputs, add, run_folder, run_target
+from .user import Inputs, add, folder_script, run_folder, run_target
 
 Packaged = Callable[[str, Inputs], float]
 
@@ -44,6 +45,19 @@ def score_with_modules(
     Needs `evaluate` and `datasets`; asks no hub and writes no rows to disk.
     """
     return _score(metrics, extra, Inputs.checked(logits, labels), _with_module)
+
+
+def check(metrics: list[str], extra: dict[str, dict[str, Any]]) -> None:
+    """Find every metric that is not ours, so that a wrong name is told before hours of training and not after.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    for name in metrics:
+        if name not in METRICS:
+            folder_script(name)
+    for name, spec in extra.items():
+        locate(split_spec(spec)[0], f"eval.extra_metrics.{name}._target_")
 
 
 def module_path(name: str) -> Path:

@@ -117,11 +117,7 @@ def run_folder(folder: str, inputs: Inputs) -> dict[str, float]:
     Raises:
         UserError: no module there, or it fails.
     """
-    path = Path(folder).expanduser().absolute()
-    script = path if path.suffix == ".py" else path / f"{path.name}.py"
-    key = f"eval.metrics: {folder}"
-    if not script.is_file():
-        raise UserError(f"{key}: no such metric, {script} is missing")
+    script, key = folder_script(folder), f"eval.metrics: {folder}"
 
     def call() -> Any:
         import evaluate
@@ -129,6 +125,19 @@ def run_folder(folder: str, inputs: Inputs) -> dict[str, float]:
         return _compute(evaluate.load(str(script), keep_in_memory=True), inputs, {})
 
     return _numbers(script.stem, _guarded(key, script.name, call), key)
+
+
+def folder_script(folder: str) -> Path:
+    """Return the file of the `evaluate` module in `folder`.
+
+    Raises:
+        UserError: no module there.
+    """
+    path = Path(folder).expanduser().absolute()
+    script = path if path.suffix == ".py" else path / f"{path.name}.py"
+    if not script.is_file():
+        raise UserError(f"eval.metrics: {folder}: no such metric, {script} is missing")
+    return script
 
 
 def add(results: dict[str, float], found: dict[str, float], key: str) -> None:
