@@ -131,7 +131,11 @@ def _run(config: RunConfig) -> int:
 
     from skytune.pipelines.running import run_pipeline
 
-    print(run_pipeline(client, config))
+    finished = run_pipeline(client, config)
+    print(finished.summary)
+    if finished.save_failed:
+        print(f"warning: trained, but the last checkpoint could not be saved: {finished.save_failed}", file=sys.stderr)
+        return EXIT_NOT_SAVED
     return EXIT_OK
 
 
