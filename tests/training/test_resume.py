@@ -1,8 +1,6 @@
 """A run that was cut short goes on exactly: the same rows, losses, schedule and weights as one that was not."""
 
-import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +103,19 @@ def test_resume_modes(run_job: Any, kept: Any, tmp_path: Path) -> None:
     assert run_job(rows=90, checkpoint=kept(), resume="4", **settings).result["resumed_from"] == 4
     cut_back(tmp_path / "store", after=8)
     assert run_job(rows=90, checkpoint=kept(), resume="never", **settings).result["resumed_from"] is None
+
+
+def test_from_a_checkpoint_elsewhere(run_job: Any, kept: Any, tmp_path: Path) -> None:
+    from skytune.config import UserError
+
+    settings = {**EXACT, "max_steps": 10}
+    whole = run_job(rows=90, checkpoint=kept("a"), **settings)
+    (run,) = [path for path in (tmp_path / "a").iterdir() if path.is_dir()]
+    again = run_job(rows=90, checkpoint=kept("b"), resume=str(run / "step-00000004"), **settings)
+    assert again.result["resumed_from"] == 4
+    assert losses(again) == losses(whole)
+    with pytest.raises(UserError, match=r"is of another run, .*batch.global_size: 8 there, 16 here"):
+        run_job(rows=90, checkpoint=kept("c"), resume=str(run), batch={"global_size": 16}, **settings)
 
 
 def test_the_best_weights_come_from_their_checkpoint(run_job: Any, kept: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from .training import (
 __all__ = [
     "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
     "DebugConfig", "Device", "EvalConfig", "LaunchConfig", "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
-    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision", "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
+    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
+    "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
     "Select", "UserError", "WorkerError", "from_dict", "to_dict",
 ]  # fmt: skip

@@ -74,7 +74,7 @@ class CheckpointConfig:
     """`max`, `min`, or `auto` (min for the loss, max otherwise)."""
 
     store: str | None = None
-    """Where checkpoints are kept: a folder or an fsspec URL (`file://`, `s3://bucket/prefix`, `memory://`). Empty means
+    """Where checkpoints are kept: a folder or a URL (`file://`, `s3://bucket/prefix`, `hf://user/name`). Empty means
     the run's own folder, which is cleared of them when the run is finished."""
 
     every_steps: int = 0

@@ -72,7 +72,7 @@ class LocalLauncher:
         if stopping.asked_by == signal.SIGINT:
             raise KeyboardInterrupt
         if result is not None and result["status"] == "preempted":
-            raise Preempted(f"stopped after step {result['steps']}, which is saved: run the same command again to go on")
+            raise Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
         if code != 0 or result is None:
             raise failure(job, code, list(tail))
         if result["world_size"] != processes:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import RunConfig, UserError
 from .callbacks import Callback, Run
+from .checkpoint.foreign import refuse_foreign
 from .checkpoint.lease import Lease, acquire
-from .checkpoint.manifest import step_name
+from .checkpoint.manifest import parse_step, step_name
+from .checkpoint.opening import runs
 from .checkpoint.optimizer import flatten_optimizer, restore_optimizer
+from .checkpoint.reading import load_document, load_tensors
 from .checkpoint.store import Found, Store
-from .checkpoint.writer import Failed, Writer, load_document, load_tensors
+from .checkpoint.writer import Failed, Writer
 from .recording import BestWeights, History
 
 if TYPE_CHECKING:
@@ -24,6 +27,29 @@ log = logging.getLogger(__name__)
 
 FINISHED = "finished.json"
 """Object beside a run's checkpoints that says that the run came to its end."""
+
+
+Chosen = tuple[str, str, int]
+"""URL of a store, run key, step."""
+
+
+def elsewhere(place: str) -> tuple[Store, int | None]:
+    """Return the store and the step (None for the newest) that a path or URL names: a checkpoint, a run or a store.
+
+    Raises:
+        UserError: a store that holds several runs, or none.
+    """
+    rest, step = place.rstrip("/"), None
+    parent, _, last = rest.rpartition("/")
+    if (step := parse_step(last)) is not None:
+        rest, (parent, _, last) = parent, parent.rpartition("/")
+    if step is not None or last in runs(parent):
+        return Store.open(parent, last), step
+    inside = runs(rest)
+    if len(inside) != 1:
+        named = ", ".join(inside[:5]) or "none"
+        raise UserError(f"resume={place}: holds {len(inside)} runs ({named}); name one of them")
+    return Store.open(rest, inside[0]), None
 
 
 class Checkpoints(Callback):
@@ -79,10 +105,11 @@ class Checkpoints(Callback):
         Raises:
             UserError: `resume=must` and there is none; none that is there is whole; it does not fit.
         """
-        step = self._agree(self._choose() if self.world.main else None)
-        if step is None:
+        chosen = self._agree(self._choose() if self.world.main else None)
+        if chosen is None:
             return
-        found = self.store.get(step, into=self.cache)
+        url, key, step = chosen
+        found = Store.open(url, key).get(step, into=self.cache)
         self.strategy.load(load_tensors(found, "model"))
         restore_optimizer(self.optimizer, load_tensors(found, "optimizer"), load_document(found, "optimizer"))
         state = found.manifest.state
@@ -161,17 +188,23 @@ class Checkpoints(Callback):
         if self.lease is not None:
             self.lease.release()
 
-    def _choose(self) -> int | None:
-        """Return the step to go on from (rank 0), None to start; announce it."""
-        wanted = self.config.resume
+    def _choose(self) -> Chosen | None:
+        """Return where to go on from (rank 0), None to start; announce it."""
+        wanted, store = self.config.resume, self.store
         if wanted == "never" or (wanted == "auto" and self._is_finished()):
             self._start_anew()
             return None
         found: Found | None
         if wanted.isdecimal():
-            found = self.store.get(int(wanted), into=self.cache)
+            found = store.get(int(wanted), into=self.cache)
+        elif wanted in ("auto", "must"):
+            found = store.newest(into=self.cache)
         else:
-            found = self.store.newest(into=self.cache)
+            store, step = elsewhere(wanted)
+            found = store.newest(into=self.cache) if step is None else store.get(step, into=self.cache)
+            if found is None:
+                raise UserError(f"resume={wanted}: holds no checkpoint")
+            refuse_foreign(found.manifest, self.decisive, wanted)
         if found is None:
             if wanted == "must":
                 raise UserError(f"resume=must: {self.store.location} holds no checkpoint (resume=auto starts the run)")
@@ -179,8 +212,8 @@ class Checkpoints(Callback):
         for line in found.skipped:
             log.warning("checkpoint passed over: %s", line)
         step = found.manifest.step
-        log.info("resuming from step %d (%s/%s)", step, self.store.location, step_name(step))
-        return step
+        log.info("resuming from step %d (%s/%s)", step, store.location, step_name(step))
+        return store.backend.url, store.run_key, step
 
     def _is_finished(self) -> bool:
         path = f"{self.store.run_key}/{FINISHED}"
@@ -193,13 +226,13 @@ class Checkpoints(Callback):
         )
         self.store.clear()
 
-    def _agree(self, step: int | None) -> int | None:
+    def _agree(self, chosen: Chosen | None) -> Chosen | None:
         """Return rank 0's choice on every process."""
         if self.world.size == 1:
-            return step
+            return chosen
         from accelerate.utils import broadcast_object_list
 
-        choice = [step]
+        choice = [chosen]
         broadcast_object_list(choice)
         return choice[0]
 

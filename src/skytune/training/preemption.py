@@ -1,7 +1,7 @@
 """How a worker learns that it should end soon: signals to itself, a file in the job directory, EC2's two-minute notice.
 
-A notice only raises a flag. The loop looks at it once a step and shares it with all processes together with the loss, so
-that they end after the same step.
+A notice only raises a flag. The loop looks at it once a step and shares it with all processes together with the loss,
+so that they end after the same step.
 """
 
 import json

@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from ..config import METRICS, RunConfig, Select
+from ..config import METRICS, RunConfig, Select, UserError
 from .callbacks import Callback, Run
 from .screen import Frames, Screen
 

@@ -162,7 +162,8 @@ def _train(
         raise
     phases.seconds["train_s"] = round(run.train_seconds, 3)
     if run.preempted:
-        log.warning("told to end (%s): stopped after step %d of %d", notice.reason or "a peer", run.step, run.total_steps)
+        reason = notice.reason or "another process was"
+        log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
     elif (step := best.wanted(run)) is not None:
         strategy.load(checkpoints.weights(step))
     share = -(-config.batch.global_size // world.size)

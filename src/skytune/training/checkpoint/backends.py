@@ -4,6 +4,9 @@ A path is relative to the store, with `/`. Every method may raise what its libra
 explains.
 """
 
+import hashlib
+import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import manifest as manifests
+from .process import alive, machine
 
 BLOCK = 8 * 2**20
 """Bytes read at once."""
@@ -75,11 +79,19 @@ class Backend:
 
     def leftovers(self, folder: str) -> list[str]:
         """Return temporary things that a process which died left in the folder."""
-        return []
+        return [f"{folder}/{name}" for name in self.names(folder) if name.startswith(".probe-")]
+
+    def discard(self, path: str) -> None:
+        """Delete one of the leftovers."""
+        self.delete(path)
 
     def workspace(self, folder: str, token: str) -> Path:
         """Begin a checkpoint: return a folder on this machine in which its files are made."""
-        return Path(tempfile.mkdtemp(prefix="skytune-checkpoint-"))
+        prefix = f"skytune-checkpoint-{hashlib.sha256(machine().encode()).hexdigest()[:8]}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if not alive(int(left.name.removeprefix(prefix).split("-")[0])):  # it was killed while it wrote
+                shutil.rmtree(left, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
 
     def unfinish(self, folder: str) -> None:
         """Take the checkpoint's manifest away, because its files are about to change."""
@@ -90,9 +102,18 @@ class Backend:
         self.system.put_file(str(path), self.path(f"{folder}/{name}"))
         path.unlink()
 
-    def commit(self, folder: str, workspace: Path, data: bytes) -> None:
-        """Finish a checkpoint with its manifest."""
+    def commit(self, folder: str, workspace: Path, data: bytes, completed: bytes) -> None:
+        """Finish a checkpoint with its manifest, and then remember in the run's folder that it was completed."""
         self.write(f"{folder}/{manifests.NAME}", data)
+        self.write(f"{folder.rpartition('/')[0]}/{manifests.COMPLETED}", completed)
+
+    def probe(self, path: str) -> None:
+        """Try whether a small file can be written, read and deleted."""
+        data = b"skytune can write here\n"
+        self.write(path, data)
+        if self.read(path) != data:
+            raise OSError("what was written there cannot be read back")
+        self.delete(path)
 
     def read_version(self, path: str) -> tuple[bytes | None, Any]:
         """Return a small file (None where there is none) and a mark of its version for `swap`."""

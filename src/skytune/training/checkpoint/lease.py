@@ -15,12 +15,12 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ...config import NotReachable, UserError
 from .backends import S3Backend
 from .manifest import LEASE
+from .process import alive, machine, started
 from .retry import causes, http_status
 from .store import Store
 
@@ -151,7 +151,7 @@ def acquire(
     beat = heartbeat_seconds or backend.heartbeat_seconds
     me = Owner(
         launch=launch, host=socket.gethostname(), machine=machine(), pid=os.getpid(),
-        started=_started(os.getpid()) or "", token=uuid.uuid4().hex, heartbeat=time.time(),
+        started=started(os.getpid()) or "", token=uuid.uuid4().hex, heartbeat=time.time(),
         expiry_seconds=expiry_seconds or 4 * beat,
     )  # fmt: skip
     deadline, said, conflicts = time.monotonic() + wait_seconds, False, 0
@@ -165,7 +165,7 @@ def acquire(
             if say is not None and not said:
                 said = True
                 say(str(LeaseHeld(store.location, there, wait)))
-            time.sleep(min(wait, 1.0, max(0.05, deadline - time.monotonic())))
+            time.sleep(min(wait, 1.0, beat, max(0.05, deadline - time.monotonic())))
             continue
         me = replace(me, heartbeat=time.time())
         atomic = _swap(store, path, _dump(me), version)
@@ -180,22 +180,11 @@ def acquire(
 
 def remaining(owner: Owner, launch: str, *, now: float | None = None) -> float:
     """Return the seconds until an owner's lease may be taken by `launch`: 0 for its own, a dead or a silent one's."""
-    if owner.launch == launch or (owner.machine == machine() and not _alive(owner)):
+    if owner.launch == launch or (owner.machine == machine() and not alive(owner.pid, owner.started)):
         return 0.0
     silent = (time.time() if now is None else now) - owner.heartbeat
     # A heartbeat in the future comes from a clock that is ahead: never wait longer than one expiry.
     return min(owner.expiry_seconds, max(0.0, owner.expiry_seconds - silent))
-
-
-def machine() -> str:
-    """Return a name of what process ids count within: this host since it started, or this container."""
-    parts = [socket.gethostname()]
-    try:
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    except OSError:
-        pass  # not Linux
-    return "/".join(parts)
 
 
 def _swap(store: Store, path: str, data: bytes, version: Any) -> bool | None:
@@ -212,26 +201,6 @@ def _swap(store: Store, path: str, data: bytes, version: Any) -> bool | None:
     # Some stores that speak S3 ignore the condition: then a second exclusive creation succeeds, too.
     asks = version is None and isinstance(backend, S3Backend)
     return not (asks and store.attempt(lambda: backend.swap(path, data, None), "trying the lease"))
-
-
-def _alive(owner: Owner) -> bool:
-    """Return whether a process of this machine still runs; a process id that was given out again does not count."""
-    try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    started = _started(owner.pid)
-    return started is None or not owner.started or started == owner.started
-
-
-def _started(pid: int) -> str | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return None
-    return "ended" if fields[0] == "Z" else fields[19]
 
 
 def _dump(owner: Owner) -> bytes:

@@ -74,7 +74,15 @@ class LocalBackend(Backend):
 
     def leftovers(self, folder: str) -> list[str]:
         """See `Backend`."""
-        return [f"{folder}/{name}" for name in self.names(folder) if name.startswith((".step-", ".trash-"))]
+        ours = (".step-", ".trash-", ".probe-", f".{manifests.COMPLETED}.")
+        return [f"{folder}/{name}" for name in self.names(folder) if name.startswith(ours)]
+
+    def discard(self, path: str) -> None:
+        """See `Backend`."""
+        if self.at(path).is_dir():
+            shutil.rmtree(self.at(path), ignore_errors=True)
+        else:
+            self.delete(path)
 
     def workspace(self, folder: str, token: str) -> Path:
         """See `Backend`."""
@@ -91,17 +99,17 @@ class LocalBackend(Backend):
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
-    def commit(self, folder: str, workspace: Path, data: bytes) -> None:
+    def commit(self, folder: str, workspace: Path, data: bytes, completed: bytes) -> None:
         """See `Backend`."""
         target = self.at(folder)
-        if not workspace.exists():
-            return  # a try before this one came through
-        write_durably(workspace / manifests.NAME, data)
-        flush_folder(workspace)
-        if target.exists():
-            self.remove(folder)
-        workspace.rename(target)
-        flush_folder(target.parent)
+        if workspace.exists():  # otherwise a try before this one came through
+            write_durably(workspace / manifests.NAME, data)
+            flush_folder(workspace)
+            if target.exists():
+                self.remove(folder)
+            workspace.rename(target)
+            flush_folder(target.parent)
+        self.write(f"{folder.rpartition('/')[0]}/{manifests.COMPLETED}", completed)
 
     def read_version(self, path: str) -> tuple[bytes | None, Any]:
         """See `Backend`."""

@@ -1,7 +1,7 @@
 """What a checkpoint is: a folder of files and a manifest, written last, that says what must lie in the folder.
 
-All of it is pure: whether a checkpoint is whole, which one is the newest, and whether it belongs to this run. Without a
-valid manifest a checkpoint does not exist.
+All of it is pure: whether a checkpoint is whole, and which one is the newest. Without a valid manifest a checkpoint
+does not exist.
 """
 
 import hashlib
@@ -223,45 +223,6 @@ def choose(
             "bring one back, or start again at step 0 with resume=never"
         )
     return None
-
-
-def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two nested dicts, one `a.b: X there, Y here` a value, in the order of the keys."""
-    mine, theirs = _flat(json.loads(json.dumps(here))), _flat(there)
-    return [
-        f"{key}: {_say(theirs, key)} there, {_say(mine, key)} here"
-        for key in sorted(mine.keys() | theirs.keys())
-        if key not in mine or key not in theirs or mine[key] != theirs[key]
-    ]
-
-
-def refuse_foreign(manifest: Manifest, decisive: Mapping[str, Any], where: str) -> None:
-    """Refuse to continue from a checkpoint that was trained otherwise.
-
-    Raises:
-        UserError: with what differs.
-    """
-    found = differences(decisive, manifest.decisive)
-    if found:
-        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-        raise UserError(f"resume={where}: is of another run, {manifest.run_key}: {'; '.join(found[:3])}{more}")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found.update(_flat(value, f"{prefix}{key}."))
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def _say(values: Mapping[str, Any], key: str) -> str:
-    if key not in values:
-        return "nothing"
-    text = json.dumps(values[key], ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _dump(values: Mapping[str, Any]) -> bytes:

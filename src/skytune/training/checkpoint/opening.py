@@ -1,4 +1,4 @@
-"""From a store's URL to its backend."""
+"""From a store's URL to its backend, and to the runs that lie there."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 from ...config import UserError
 from .backends import Backend, MemoryBackend, S3Backend
 from .local import LocalBackend
+from .manifest import parse_step
+from .retry import explain
 
 
 def open_backend(url: str, options: dict[str, Any] | None = None) -> Backend:
@@ -48,3 +50,21 @@ def open_backend(url: str, options: dict[str, Any] | None = None) -> Backend:
         system.retries = 1  # ours are bounded by a deadline
         return S3Backend(url, system, rest.strip("/"))
     raise UserError(f"checkpoint.store={url}: a path, file://, s3://, hf:// or memory:// is meant")
+
+
+def runs(url: str, *, options: dict[str, Any] | None = None) -> list[str]:
+    """Return the keys of all runs that have a checkpoint in a store (to continue one without knowing its key).
+
+    Raises:
+        UserError: the store cannot be read.
+    """
+    backend = open_backend(url, options)
+    try:
+        keys = [name for name, size in backend.names("").items() if size is None and not name.startswith(".")]
+        found = []
+        for key in keys:
+            if any(parse_step(name) is not None for name in backend.names(key)):
+                found.append(key)
+        return sorted(found)
+    except Exception as error:
+        raise explain(error, url, "listing runs") from error

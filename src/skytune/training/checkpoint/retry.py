@@ -87,7 +87,10 @@ def transient(error: BaseException) -> bool:
         status = http_status(one)
         if status is not None:
             return (status >= 500 and status != 501) or status == 429 or error_code(one) in _PASSING_CODES
-        if {kind.__name__ for kind in type(one).__mro__} & _PASSING_CLASSES:
+        names = {kind.__name__ for kind in type(one).__mro__}
+        if "OfflineModeIsEnabled" in names:
+            return False
+        if names & _PASSING_CLASSES:
             return True
     return isinstance(error, (TimeoutError, ConnectionError)) or (
         isinstance(error, OSError) and error.errno in _PASSING_ERRNO
@@ -112,6 +115,8 @@ def explain(error: BaseException, where: str, what: str) -> UserError:
         reason = f"the credentials are refused ({', '.join(sorted(codes & _REFUSED))}): renew them"
     elif missing_bucket(error):
         reason = "no such bucket: create it, or correct the name"
+    elif "OfflineModeIsEnabled" in names:
+        reason = "HF_HUB_OFFLINE is set, and this store is on the Hub: unset it, or use another store"
     elif 401 in statuses and where.startswith("hf:"):
         reason = "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN to one that may write"
     elif isinstance(error, PermissionError) or 403 in statuses:

@@ -4,12 +4,12 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import manifest as manifests
-from .manifest import COMPLETED, FileEntry, Manifest, step_name
+from .manifest import FileEntry, Manifest, step_name
 from .retry import explain
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class Stage:
         if manifest.files == self.there:
             store.attempt(lambda: backend.write(f"{self.folder}/{manifests.NAME}", data), what)
         else:
-            store.attempt(lambda: backend.commit(self.folder, self.workspace, data), what)
-        store.attempt(lambda: backend.write(f"{store.run_key}/{COMPLETED}", done), f"writing {COMPLETED}")
+            store.attempt(lambda: backend.commit(self.folder, self.workspace, data, done), what)
         store.broken.discard(self.step)
         return manifest
 
@@ -92,3 +91,22 @@ def hash_file(path: Path) -> FileEntry:
     with path.open("rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
     return FileEntry(size=path.stat().st_size, sha256=sha)
+
+
+def hash_blocks(blocks: Iterable[bytes], target: Path | None = None) -> FileEntry:
+    """Return size and SHA-256 of what comes in blocks, and write it to `target` on the way."""
+    size, sha = 0, hashlib.sha256()
+    file = None
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("wb")
+    try:
+        for block in blocks:
+            size += len(block)
+            sha.update(block)
+            if file is not None:
+                file.write(block)
+    finally:
+        if file is not None:
+            file.close()
+    return FileEntry(size=size, sha256=sha.hexdigest())

@@ -5,11 +5,9 @@
     <store>/<run key>/lease.json        who may write (see `lease`)
 """
 
-import hashlib
 import json
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from .local import LocalBackend
 from .manifest import COMPLETED, Choice, FileEntry, Manifest, Verdict, step_name
 from .opening import open_backend
 from .retry import Retry, explain, missing_bucket
-from .stage import Source, Stage
+from .stage import Source, Stage, hash_blocks
 
 T = TypeVar("T")
 
@@ -117,8 +115,9 @@ class Store:
             return Verdict(problems=(str(error),))
 
         def digest(name: str) -> FileEntry:
-            target = None if into is None or self.backend.local(f"{folder}/{name}") else into / name
-            return self.attempt(lambda: self._read(f"{folder}/{name}", target), f"reading {step_name(step)}/{name}")
+            path = f"{folder}/{name}"
+            target = None if into is None or self.backend.local(path) else into / name
+            return self.attempt(lambda: hash_blocks(self.backend.blocks(path), target), f"reading {path}")
 
         problems = manifests.verify(manifest, sizes.get, digest if content else None)
         if problems:
@@ -143,7 +142,7 @@ class Store:
             steps,
             lambda step: self.check(step, content=content, into=self._target(into, step)),
             where=self.location,
-            completed=self.completed(),
+            completed=self.completed() if before is None else None,
         )
         return None if choice is None else self._found(choice, into)
 
@@ -235,8 +234,7 @@ class Store:
         """Delete what saves that were cut short left behind; only who holds the lease may. Returns the names."""
         found = self.attempt(lambda: self.backend.leftovers(self.run_key), "looking for leftovers")
         for path in found:
-            if isinstance(self.backend, LocalBackend):
-                shutil.rmtree(self.backend.at(path), ignore_errors=True)
+            self.attempt(lambda path=path: self.backend.discard(path), "deleting leftovers")  # type: ignore[misc]
         for step in self.steps():
             if self.check(step, content=False).unfinished:
                 self.delete(step)
@@ -249,12 +247,9 @@ class Store:
         Raises:
             UserError: it cannot be written, with the store's name and the reason.
         """
-        path, data = f"{self.run_key}/.probe-{uuid.uuid4().hex[:8]}", b"skytune can write here\n"
+        path = f"{self.run_key}/.probe-{uuid.uuid4().hex[:8]}"
         try:
-            self.attempt(lambda: self.backend.write(path, data), "writing a probe")
-            if self.attempt(lambda: self.backend.read(path), "reading the probe") != data:
-                raise UserError(f"{self.location}: what was written there cannot be read back")
-            self.attempt(lambda: self.backend.delete(path), "deleting the probe")
+            self.attempt(lambda: self.backend.probe(path), "writing a probe")
         except FileNotFoundError as error:
             raise explain(error, self.location, "writing a probe") from error
 
@@ -278,39 +273,3 @@ class Store:
             skipped=choice.skipped,
             files=files,
         )
-
-    def _read(self, path: str, target: Path | None) -> FileEntry:
-        """Hash a file of the store, and copy it to `target` on the way."""
-        size, sha = 0, hashlib.sha256()
-        file = None
-        if target is not None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file = target.open("wb")
-        try:
-            for block in self.backend.blocks(path):
-                size += len(block)
-                sha.update(block)
-                if file is not None:
-                    file.write(block)
-        finally:
-            if file is not None:
-                file.close()
-        return FileEntry(size=size, sha256=sha.hexdigest())
-
-
-def runs(url: str, *, options: dict[str, Any] | None = None) -> list[str]:
-    """Return the keys of all runs that have a checkpoint in a store (to continue one without knowing its key).
-
-    Raises:
-        UserError: the store cannot be read.
-    """
-    backend = open_backend(url, options)
-    try:
-        keys = [name for name, size in backend.names("").items() if size is None and not name.startswith(".")]
-        found = []
-        for key in keys:
-            if any(manifests.parse_step(name) is not None for name in backend.names(key)):
-                found.append(key)
-        return sorted(found)
-    except Exception as error:
-        raise explain(error, url, "listing runs") from error
