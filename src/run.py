@@ -15,9 +15,9 @@ SOURCE = Path(__file__).resolve().parent
 # library must not hide it, one with another name is found.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
-from skytune.config import ConfigError, RunConfig, UserError  # noqa: E402
+from skytune.config import ConfigError, Preempted, RunConfig, UserError  # noqa: E402
 
-EXIT_OK, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 130
+EXIT_OK, EXIT_ERROR, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED = 0, 1, 75, 76, 130
 CONFIGS = SOURCE.parent / "configs"
 NEEDED = {
     "accelerate", "datasets", "dotenv", "hydra", "hydra_zen", "jinja2", "numpy", "omegaconf", "pyarrow", "torch",
@@ -32,8 +32,12 @@ def main(argv: list[str]) -> int:
     try:
         return _main(argv, shown)
     except KeyboardInterrupt:
-        print("interrupted: the worker processes have ended; the same command starts again", file=sys.stderr)
+        print("interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
+              file=sys.stderr)  # fmt: skip
         return EXIT_INTERRUPTED
+    except Preempted as error:
+        print(f"preempted: {error}", file=sys.stderr)
+        return EXIT_PREEMPTED
     except Exception as error:
         if shown.traceback:
             raise
@@ -127,7 +131,11 @@ def _run(config: RunConfig) -> int:
 
     from skytune.pipelines.running import run_pipeline
 
-    print(run_pipeline(client, config))
+    finished = run_pipeline(client, config)
+    print(finished.summary)
+    if finished.save_failed:
+        print(f"warning: trained, but the last checkpoint could not be saved: {finished.save_failed}", file=sys.stderr)
+        return EXIT_NOT_SAVED
     return EXIT_OK
 
 

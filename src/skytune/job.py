@@ -61,6 +61,9 @@ class Job:
     fingerprints: dict[str, str] = field(default_factory=dict)
     """`data`, `weights`, `code`: hashes of what the result depends on."""
 
+    decisive: dict[str, Any] = field(default_factory=dict)
+    """What decides the result; a checkpoint of another run is refused by it."""
+
     paths: list[str] = field(default_factory=list)
     """Folders in which the user's own modules lie."""
 

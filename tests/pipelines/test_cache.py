@@ -3,7 +3,6 @@
 The tests of this file share one source tree and one store and build on each other, in order: a run takes seconds.
 """
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -44,9 +43,9 @@ def edit(scene: Any, file: str, old: str, new: str) -> None:
 
 
 def summary(text: str) -> str:
-    """The block between the two rules, without what says that it was reused."""
-    block = text.split("-" * 100)[1]
-    return re.sub(r"\s*- reused from the cache, nothing was computed again", "", block)
+    """The words between the two rules, without those that say that it was reused."""
+    words = " ".join(text.split("-" * 100)[1].split())
+    return words.replace(" - reused from the cache, nothing was computed again", "")
 
 
 def test_first_run_computes_everything(scene: Any) -> None:
@@ -55,8 +54,8 @@ def test_first_run_computes_everything(scene: Any) -> None:
 
 def test_second_run_is_reused_with_the_same_summary(scene: Any) -> None:
     assert statuses(scene) == REUSED
-    assert "training 2" not in scene.last.out
-    assert "reused from the cache" in scene.last.out
+    assert "steps (" not in scene.last.out, "nothing was trained"
+    assert "reused from the cache" in " ".join(scene.last.out.split())
     assert summary(scene.last.out) == summary(scene.first.out)
 
 

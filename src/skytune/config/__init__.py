@@ -3,7 +3,7 @@
 from .compute import ComputeConfig, Device, LaunchConfig
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
-from .errors import ConfigError, NotReachable, UserError, WorkerError
+from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, Select
 from .model import ModelConfig
 from .run import DebugConfig, Pipeline, Precision, RunConfig
@@ -19,6 +19,7 @@ from .training import (
 __all__ = [
     "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
     "DebugConfig", "Device", "EvalConfig", "LaunchConfig", "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
-    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision", "RunConfig", "ScheduleConfig", "ScheduleName",
+    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
+    "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
     "Select", "UserError", "WorkerError", "from_dict", "to_dict",
 ]  # fmt: skip

@@ -39,6 +39,9 @@ class LaunchConfig:
     grace_seconds: float = 10.0
     """How long workers may take to end after they were asked to, before they are killed."""
 
+    stop_seconds: float = 60.0
+    """How long workers may take to save and end after Ctrl-C, SIGTERM or SIGUSR1, before they are ended without."""
+
     start_timeout_seconds: float = 300.0
     """How long all processes may take to find each other."""
 
@@ -54,5 +57,7 @@ class LaunchConfig:
                 raise ConfigError(f"launch.num_processes={self.num_processes}: 'auto' or a number of at least 1")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"launch.threads={self.threads}: must be at least 1")
+        if self.stop_seconds <= 0:
+            raise ConfigError(f"launch.stop_seconds={self.stop_seconds}: must be above 0")
         if self.grace_seconds <= 0 or self.start_timeout_seconds <= 0:
             raise ConfigError("launch.grace_seconds and launch.start_timeout_seconds must be above 0")

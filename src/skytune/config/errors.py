@@ -13,5 +13,9 @@ class NotReachable(UserError):
     """A hub, a store or a machine does not answer; the message names the ways to go on without it."""
 
 
+class Preempted(UserError):
+    """The run was told to end, and has saved where it stands: the same command continues it."""
+
+
 class WorkerError(UserError):
     """A worker process ended badly; the message holds the last lines of its log."""

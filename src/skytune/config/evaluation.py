@@ -73,7 +73,29 @@ class CheckpointConfig:
     mode: str = "auto"
     """`max`, `min`, or `auto` (min for the loss, max otherwise)."""
 
+    store: str | None = None
+    """Where checkpoints are kept: a folder or a URL (`file://`, `s3://bucket/prefix`, `hf://user/name`). Empty means
+    the run's own folder, which is cleared of them when the run is finished."""
+
+    every_steps: int = 0
+    """Save after every so many optimizer steps; 0 never. Every validation is followed by a save anyway."""
+
+    every_minutes: float = 10.0
+    """Save when the last save is so many minutes old; 0 never."""
+
+    keep: int = 2
+    """Checkpoints that are kept beside the best one; an older one goes only after a newer one is complete."""
+
+    asynchronous: bool = True
+    """Write in the background while training goes on; only the copy to host memory holds it up."""
+
     def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ConfigError(f"checkpoint.keep={self.keep}: must be at least 1")
+        if self.every_steps < 0:
+            raise ConfigError(f"checkpoint.every_steps={self.every_steps}: must not be negative")
+        if not 0 <= self.every_minutes < float("inf"):
+            raise ConfigError(f"checkpoint.every_minutes={self.every_minutes}: must not be negative")
         if self.mode not in ("auto", "max", "min"):
             raise ConfigError(f"checkpoint.mode={self.mode}: allowed are auto, max, min")
 

@@ -74,6 +74,11 @@ class RunConfig:
     precision: Precision = Precision.auto
     """`fp32`, `bf16`, or `auto` (bf16 on GPUs that have it, else fp32)."""
 
+    resume: str = "auto"
+    """`auto` continues an unfinished run of the same key from its newest whole checkpoint, else starts; `must` refuses
+    to start; `never` starts anew; a number takes that step's checkpoint; a path or URL takes a checkpoint (or a run's
+    newest) from elsewhere, if it was trained on the same data in the same way."""
+
     cache: bool = True
     """Reuse the results of steps whose inputs, code, data and versions did not change."""
 
@@ -129,6 +134,8 @@ class RunConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"{key}={value}: must be at least 1, or null for no limit")
+        if self.resume not in ("auto", "must", "never") and not self.resume.isdecimal() and "/" not in self.resume:
+            raise ConfigError(f"resume={self.resume}: allowed are auto, must, never, a step's number, a path or a URL")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed={self.seed}: must lie between 0 and 2**32 - 1")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:

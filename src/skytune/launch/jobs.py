@@ -1,5 +1,6 @@
 """A job from data sets to results: writes the job directory, has the workers run, hands back what they left."""
 
+import errno
 import logging
 import os
 from collections.abc import Mapping
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import datasets
 
 log = logging.getLogger(__name__)
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a full or protected disk says."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,15 @@ def _run(
             weights="inputs/weights" if weights is not None else None,
             sizes={name: len(split) for name, split in splits.items()},
             fingerprints=fingerprints,
+            decisive={**decisive(config), "fingerprints": {name: fingerprints[name] for name in ("data", "weights")}},
             paths=user_paths(),
         )
         try:
             _write(folder, job, splits, tokenizer, weights)
             (launcher or LocalLauncher()).run(folder, config.compute)
         except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
             raise _cannot_write(folder.root, error) from error
         result = folder.read_result()
         assert result is not None, "a launcher raises where there is no result"

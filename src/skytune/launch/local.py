@@ -14,11 +14,13 @@ from typing import IO, Protocol
 
 import skytune
 
-from ..config import ComputeConfig, UserError, WorkerError
+from ..config import ComputeConfig, Preempted, UserError, WorkerError
 from ..job import JobDir
+from ..training.preemption import FLAG_FILE
 from .follow import Follower
 from .gpus import processes_wanted, threads_each
 from .processes import end_group, module_command
+from .stopping import Stopping
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +60,19 @@ class LocalLauncher:
                 start_new_session=True,
             )
             follower = Follower(job.logs / "rank-0.log")
-            try:
-                code = _pump(child, record, tail, follower, job.outputs / "result.json", launch.grace_seconds)
-            finally:
-                end_group(child, launch.grace_seconds)
-                follower.look()
+            with Stopping(job.root / FLAG_FILE, launch.stop_seconds) as stopping:
+                try:
+                    code = _pump(
+                        child, record, tail, follower, stopping, job.outputs / "result.json", launch.grace_seconds
+                    )
+                finally:
+                    end_group(child, launch.grace_seconds)
+                    follower.look()
         result = job.read_result()
+        if stopping.asked_by == signal.SIGINT:
+            raise KeyboardInterrupt
+        if result is not None and result["status"] == "preempted":
+            raise Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
         if code != 0 or result is None:
             raise failure(job, code, list(tail))
         if result["world_size"] != processes:
@@ -149,6 +158,7 @@ def _pump(
     record: IO[bytes],
     tail: deque[str],
     follower: Follower,
+    stopping: Stopping,
     result: Path,
     grace: float,
 ) -> int:
@@ -181,6 +191,7 @@ def _pump(
                 *lines, pending[key.data] = (pending[key.data] + chunk).split(b"\n")
                 tail.extend(line.decode(errors="replace") for line in lines)
             follower.look()
+            stopping.check()
             if until is None and result.is_file():
                 until = time.monotonic() + grace
             if until is not None and time.monotonic() > until and child.poll() is None:

@@ -18,7 +18,7 @@ from ..job import JobDir
 
 log = logging.getLogger(__name__)
 
-UNDECISIVE = ("name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data")
+UNDECISIVE = ("name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume")
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
 
@@ -27,6 +27,7 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     values = {key: value for key, value in to_dict(config).items() if key not in UNDECISIVE}
     # How the global batch is cut up changes rounding only.
     values["batch"] = {key: value for key, value in values["batch"].items() if key != "micro_size"}
+    values["checkpoint"] = {key: values["checkpoint"][key] for key in ("select", "metric", "mode")}
     values["debug"] = {"overfit": config.debug.overfit}
     values["eval"] = {key: value for key, value in values["eval"].items() if key not in ("batch_size", "sets")}
     return values

@@ -1,7 +1,7 @@
 """Runs the pipeline that a configuration names, and says at the end what came out."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,19 @@ EXAMPLES = [
 ]
 
 
-def run_pipeline(client: "Client", config: RunConfig) -> str:
-    """Run the configured pipeline on the active stack; return the summary for the terminal.
+@dataclass(frozen=True)
+class Finished:
+    """What is said at the end of a run."""
+
+    summary: str
+    """For the terminal."""
+
+    save_failed: str
+    """Why the last checkpoint could not be saved; empty where it was."""
+
+
+def run_pipeline(client: "Client", config: RunConfig) -> Finished:
+    """Run the configured pipeline on the active stack; return what came out.
 
     Raises:
         UserError: whatever a step names.
@@ -61,8 +72,8 @@ def resolved(config: RunConfig) -> RunConfig:
     return replace(config, data=data, model=model)
 
 
-def tell(client: "Client", config: RunConfig, run: Any) -> str:
-    """Return the summary of a finished run."""
+def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
+    """Return what is to be said of a finished run."""
     from zenml.utils.dashboard_utils import get_run_url
 
     steps = run.steps
@@ -76,13 +87,15 @@ def tell(client: "Client", config: RunConfig, run: Any) -> str:
     page = report_path(result["run_folder"])
     if not page.is_file():
         page = Path(last.outputs["report"][0].uri) / "output.html"
-    return summary(
+    cached = steps["train_model" if trained else "evaluate_model"].status == "cached"
+    text = summary(
         metrics=metrics["splits"]["test"],
         training=result if trained else {},
         model_path=place,
         dashboard=get_run_url(run),
-        cached=steps["train_model" if trained else "evaluate_model"].status == "cached",
+        cached=cached,
         examples=EXAMPLES,
         run_folder=result["run_folder"],
         report=str(page) if page.is_file() else None,
     )
+    return Finished(text, "" if cached else str(result.get("save_failed") or ""))

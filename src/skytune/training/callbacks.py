@@ -49,6 +49,12 @@ class Run:
     """Time spent in training steps so far (validation not counted)."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last validation."""
+    validating: bool = False
+    """Whether the step just taken is followed by a validation."""
+    resumed_from: int | None = None
+    """Step of the checkpoint that this process went on from; None where it started."""
+    preempted: bool = False
+    """Whether the run was told to end; it is saved, and another process will go on."""
     stop: bool = False
     """Set it to end training after this step; it must be set on every process alike."""
     extra: dict[str, Any] = field(default_factory=dict)

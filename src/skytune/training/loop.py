@@ -30,10 +30,14 @@ def train(
     table: TokenTable,
     callbacks: Callbacks,
     validate: Callable[[], dict[str, float]],
+    notice: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Take optimizer steps from `run.step` to `run.total_steps`.
+    """Take optimizer steps from `run.step` to `run.total_steps`, or until a process is told to end.
 
     One step is the gradient of the mean loss over one global batch, whatever it was cut into.
+
+    Args:
+        notice: whether this process was told to end; looked at once a step, shared with all processes.
 
     Raises:
         UserError: the loss is not finite (with the step and its rows), or a callback failed.
@@ -48,8 +52,8 @@ def train(
 
     while run.step < run.total_steps and not run.stop:
         where, rows = order.position(run.step), order.rows(run.step)
-        if where.index == 0 or run.step == 0:
-            run.epoch = where.epoch
+        run.epoch = where.epoch
+        if where.index == 0:
             callbacks("on_epoch_start", run)
         run.lr = config.optimizer.lr * rate(run.step)
         set_rate(optimizer, run.lr)
@@ -61,7 +65,9 @@ def train(
                 part = loss_of(model(**_to(tensors, world.device))) * micro.weight
                 strategy.backward(part)
             loss += part.detach()
-        run.loss = float(strategy.reduce_sum(loss)) / world.size
+        # One exchange for both: all processes see the same loss, and end after the same step.
+        total, told = strategy.reduce_sum(torch.stack([loss, loss.new_tensor(float(notice()))])).tolist()
+        run.loss, run.preempted = total / world.size, told > 0
         if not math.isfinite(run.loss):
             raise _not_finite(run, rows)
         norm = strategy.clip(config.optimizer.clip_norm)
@@ -74,8 +80,12 @@ def train(
         world.synchronize()
         now = time.perf_counter()
         run.train_seconds += now - clock
+        run.preempted = run.preempted and run.step < run.total_steps
+        run.validating = not run.preempted and validation_due(config, run, order)
         callbacks("on_step_end", run)
-        if validation_due(config, run, order):
+        if run.preempted:
+            break
+        if run.validating:
             run.metrics = validate()
             callbacks("on_validation_end", run)
             model.train()

@@ -6,14 +6,11 @@ import os
 import sys
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..config import METRICS, RunConfig, Select
+from ..config import METRICS, RunConfig, Select, UserError
 from .callbacks import Callback, Run
 from .screen import Frames, Screen
-
-if TYPE_CHECKING:
-    from .strategy import Strategy
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +21,20 @@ class History(Callback):
     def __init__(self) -> None:
         self._mark = (0, 0, 0.0)
         self._file: Any = None
+        self.records: list[dict[str, Any]] = []
+        """All records so far; a checkpoint holds them, so that another machine has them too."""
+
+    def restore(self, run: Run, records: list[dict[str, Any]]) -> None:
+        """Go on from a checkpoint's records."""
+        self.records = records
+        self._mark = (run.rows, run.tokens, run.train_seconds)
 
     def on_run_start(self, run: Run) -> None:
-        """Open the file."""
+        """Open the file, with what was recorded before."""
         if run.world.main:
             run.job.history.parent.mkdir(parents=True, exist_ok=True)
-            self._file = run.job.history.open("a", encoding="utf-8")
+            self._file = run.job.history.open("w", encoding="utf-8")
+            self._file.writelines(json.dumps(record) + "\n" for record in self.records)
 
     def on_step_end(self, run: Run) -> None:
         """Write a step's record; rates are means since the record before."""
@@ -72,6 +77,7 @@ class History(Callback):
     on_exception = on_run_end
 
     def _write(self, **record: Any) -> None:
+        self.records.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
@@ -156,13 +162,12 @@ class Progress(Callback):
 
 
 class BestWeights(Callback):
-    """Keeps the weights of the best validation; `restore` puts them back at the end.
+    """Remembers the step of the best validation; the checkpoint of that step has its weights.
 
     The metric is the same on all processes, so they agree without asking each other.
     """
 
-    def __init__(self, config: RunConfig, strategy: "Strategy") -> None:
-        self.strategy = strategy
+    def __init__(self, config: RunConfig) -> None:
         self.metric = config.checkpoint.metric
         mode = config.checkpoint.mode
         self.smaller = mode == "min" or (mode == "auto" and self.metric == "loss")
@@ -171,36 +176,16 @@ class BestWeights(Callback):
         self.saved_step: int | None = None
 
     def on_validation_end(self, run: Run) -> None:
-        """Compare, and write the weights where more training follows."""
-        from safetensors.torch import save_file
-
+        """Compare."""
         if self.metric not in run.metrics:
-            from ..config import UserError
-
             raise UserError(f"checkpoint.metric={self.metric}: the validation gave only {', '.join(run.metrics)}")
         value = run.metrics[self.metric]
-        if value != value or (self.best and not self._better(value, self.best["value"])):
-            return
-        self.best = {"step": run.step, "metric": self.metric, "value": value}
-        if not self.keep or run.step >= run.total_steps or run.stop:
-            return
-        # A copy of each tensor: tied weights share memory, which the file format refuses.
-        weights = {name: tensor.clone().contiguous() for name, tensor in self.strategy.state().items()}
-        if run.world.main:
-            path = run.job.outputs / "best.safetensors"
-            save_file(weights, path.with_suffix(".part"))
-            path.with_suffix(".part").replace(path)
-        self.saved_step = run.step
+        if value == value and (self.best is None or self._better(value, self.best["value"])):
+            self.best = {"step": run.step, "metric": self.metric, "value": value}
 
-    def restore(self, run: Run) -> bool:
-        """Put the best weights back where they are not the last ones; return whether they were put back."""
-        from safetensors.torch import load_file
-
-        path = run.job.outputs / "best.safetensors"
-        back = self.keep and self.best is not None and self.best["step"] == self.saved_step != run.step
-        if back:
-            self.strategy.load(load_file(path, device="cpu"))
-        return back
+    def wanted(self, run: Run) -> int | None:
+        """Return the step whose weights are to be handed on where they are not the present ones."""
+        return self.best["step"] if self.keep and self.best and self.best["step"] != run.step else None
 
     def _better(self, value: float, than: float) -> bool:
         return value < than if self.smaller else value > than

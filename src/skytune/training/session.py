@@ -1,6 +1,7 @@
 """One job from inputs to results inside a worker: data, model, strategy, loop and prediction, wired together."""
 
 import logging
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ from ..config import RunConfig, UserError
 from ..data.batches import TokenTable
 from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
+from .checkpointing import Checkpoints
 from .devices import World, join
 from .loop import total_steps, train
 from .metrics import check, compute
 from .order import SampleOrder
 from .outputs import write_predictions
 from .prediction import predict
+from .preemption import FLAG_FILE, Notice
 from .recording import BestWeights, History, Profiler, Progress
 from .schedule import build_optimizer
 from .strategy import Replicated, Strategy
@@ -67,17 +70,20 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         else:
             strategy.module = model.to(world.device)
     report: dict[str, Any] = {}
+    checkpoints: Checkpoints | None = None
     if job.kind == "train":
-        report = _train(jobdir, job, world, strategy, tables, phases)
-        if world.main:
+        report, checkpoints = _train(jobdir, job, world, strategy, tables, phases)
+    status = report.pop("status", "completed")
+    if status == "completed":
+        if job.kind == "train" and world.main:
             with phases.time("save_s"):
                 _save(jobdir, job, strategy)
-    with phases.time("predict_s"):
-        _predict(jobdir, job, world, strategy, tables)
+        with phases.time("predict_s"):
+            _predict(jobdir, job, world, strategy, tables)
     if world.main:
         jobdir.write_result(
             {
-                "status": "completed",
+                "status": status,
                 "world_size": world.size,
                 "processes_asked": config.launch.num_processes,
                 "device": world.describe(),
@@ -88,13 +94,20 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
                 **report,
             }
         )
+    if checkpoints is not None:
+        if status == "completed":
+            checkpoints.finish()
+        checkpoints.close()
     accelerator.end_training()
 
 
 def _train(
     jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables: dict[str, TokenTable], phases: Phases
-) -> dict[str, Any]:
-    """Train and leave the selected weights in the strategy's model; return the numbers for the result."""
+) -> tuple[dict[str, Any], Checkpoints]:
+    """Train and leave the selected weights in the strategy's model; return the numbers for the result.
+
+    The status is `preempted` where the run was told to end before its last step.
+    """
     config, table = job.config, tables["train"]
     check(config.eval.metrics, config.eval.extra_metrics)
     order = SampleOrder(
@@ -115,8 +128,15 @@ def _train(
         steps_per_epoch=order.steps_per_epoch,
         extra=dict(config.extra),
     )
-    best = BestWeights(config, strategy)
-    callbacks = _callbacks(config, best)
+    best, history = BestWeights(config), History()
+    checkpoints = Checkpoints(
+        config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, strategy, optimizer, best, history
+    )
+    checkpoints.open(launch=os.environ.get("SKYTUNE_LAUNCH") or str(os.getpid()))
+    checkpoints.resume(run)
+    callbacks = _callbacks(config, history, best, checkpoints)
+    notice = Notice(jobdir.root / FLAG_FILE, world.rank)
+    notice.listen()
     validation = table if config.debug.overfit else tables["validation"]
 
     def validate() -> dict[str, float]:
@@ -134,18 +154,27 @@ def _train(
             table=table,
             callbacks=callbacks,
             validate=validate,
+            notice=notice.given,
         )
     except BaseException:
         callbacks("on_exception", run)
+        checkpoints.close()
         raise
     phases.seconds["train_s"] = round(run.train_seconds, 3)
-    best.restore(run)
-    (jobdir.outputs / "best.safetensors").unlink(missing_ok=True)
+    if run.preempted:
+        reason = notice.reason or "another process was"
+        log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
+    elif (step := best.wanted(run)) is not None:
+        strategy.load(checkpoints.weights(step))
     share = -(-config.batch.global_size // world.size)
     micro = min(config.batch.micro_size or share, share)
     parameters = list(run.model.parameters())
     seconds = max(run.train_seconds, 1e-9)
-    return {
+    numbers = {
+        "status": "preempted" if run.preempted else "completed",
+        "resumed_from": run.resumed_from,
+        "save_failed": checkpoints.failure,
+        "save_stall_s": round(checkpoints.stall_seconds, 3),
         "steps": run.step,
         "epochs": round(run.step / order.steps_per_epoch, 4),
         "steps_per_epoch": order.steps_per_epoch,
@@ -162,10 +191,12 @@ def _train(
         "parameters": sum(p.numel() for p in parameters),
         "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
     }
+    return numbers, checkpoints
 
 
-def _callbacks(config: RunConfig, best: BestWeights) -> Callbacks:
-    own: list[tuple[str, Any]] = [("history", History()), ("progress", Progress()), ("best_weights", best)]
+def _callbacks(config: RunConfig, history: History, best: BestWeights, checkpoints: Checkpoints) -> Callbacks:
+    own: list[tuple[str, Any]] = [("history", history), ("progress", Progress()), ("best_weights", best)]
+    own.append(("checkpoints", checkpoints))
     if config.debug.profile_steps:
         own.append(("profiler", Profiler(config.debug.profile_steps)))
     return build_callbacks(config, own)

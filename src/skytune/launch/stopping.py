@@ -1,0 +1,55 @@
+"""How a run is told to end while its workers train: the first signal asks them to save, the second leaves at once."""
+
+import logging
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+
+
+class Stopping:
+    """While it is entered, SIGINT, SIGTERM and SIGUSR1 put a file where the workers look for it once a step.
+
+    Only in the main thread, where signals arrive; elsewhere it changes nothing.
+    """
+
+    def __init__(self, flag_file: Path, grace_seconds: float) -> None:
+        self.flag_file, self.grace = flag_file, grace_seconds
+        self.asked_by: int | None = None
+        self.deadline = float("inf")
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stopping":
+        self.flag_file.unlink(missing_ok=True)
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self.flag_file.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """End the wait for workers that were asked and do not come.
+
+        Raises:
+            KeyboardInterrupt: they had `grace_seconds`.
+        """
+        if time.monotonic() > self.deadline:
+            log.warning("the workers did not save and end within %.0f s", self.grace)
+            raise KeyboardInterrupt
+
+    def _signalled(self, number: int, _: FrameType | None) -> None:
+        if self.asked_by is not None and number != signal.SIGUSR1:
+            raise KeyboardInterrupt
+        if self.asked_by is None:
+            self.asked_by, self.deadline = number, time.monotonic() + self.grace
+            self.flag_file.touch()
+            log.warning("ending after this step, and saving (again to leave at once)")

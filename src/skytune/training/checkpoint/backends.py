@@ -1,0 +1,173 @@
+"""Where files of a store really lie: memory or S3 here, a folder in `local`, the Hub in `hub`; no retries, no checks.
+
+A path is relative to the store, with `/`. Every method may raise what its library raises; `Store` tries again and
+explains.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import manifest as manifests
+from .process import alive, machine
+
+BLOCK = 8 * 2**20
+"""Bytes read at once."""
+
+
+class Backend:
+    """Files of an object store: no renaming, so that a manifest alone decides whether a checkpoint exists."""
+
+    heartbeat_seconds = 15.0
+    """How often a lease is renewed here."""
+
+    def __init__(self, url: str, system: Any, root: str) -> None:
+        self.url, self.system, self.root = url, system, root.rstrip("/")
+
+    def path(self, path: str) -> str:
+        """Return the file system's own path."""
+        return f"{self.root}/{path}".rstrip("/")
+
+    def names(self, folder: str) -> dict[str, int | None]:
+        """Return what lies directly in a folder: bytes by name, None for a folder; empty where there is no folder."""
+        try:
+            found = self.system.ls(self.path(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        items = {entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in found}
+        items.pop("", None)
+        return {name: None if entry["type"] == "directory" else int(entry["size"]) for name, entry in items.items()}
+
+    def read(self, path: str) -> bytes:
+        """Return a small file. FileNotFoundError where there is none."""
+        data: bytes = self.system.cat_file(self.path(path))
+        return data
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Yield a file's content, block by block. FileNotFoundError where there is none."""
+        with self.system.open(self.path(path), "rb", block_size=BLOCK) as file:
+            while block := file.read(BLOCK):
+                yield block
+
+    def local(self, path: str) -> Path | None:
+        """Return where the file lies on this machine, None where it must be fetched."""
+        return None
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a small file as a whole: a reader sees the old content or the new one."""
+        self.system.pipe_file(self.path(path), data)
+
+    def delete(self, path: str) -> None:
+        """Delete a file; none there is fine."""
+        try:
+            self.system.rm_file(self.path(path))
+        except FileNotFoundError:
+            pass
+
+    def remove(self, folder: str) -> None:
+        """Delete a checkpoint so that half of it never looks valid: its manifest first."""
+        self.delete(f"{folder}/{manifests.NAME}")
+        try:
+            self.system.rm(self.path(folder), recursive=True)
+        except FileNotFoundError:
+            pass
+
+    def leftovers(self, folder: str) -> list[str]:
+        """Return temporary things that a process which died left in the folder."""
+        return [f"{folder}/{name}" for name in self.names(folder) if name.startswith(".probe-")]
+
+    def discard(self, path: str) -> None:
+        """Delete one of the leftovers."""
+        self.delete(path)
+
+    def workspace(self, folder: str, token: str) -> Path:
+        """Begin a checkpoint: return a folder on this machine in which its files are made."""
+        prefix = f"skytune-checkpoint-{hashlib.sha256(machine().encode()).hexdigest()[:8]}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if not alive(int(left.name.removeprefix(prefix).split("-")[0])):  # it was killed while it wrote
+                shutil.rmtree(left, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+
+    def unfinish(self, folder: str) -> None:
+        """Take the checkpoint's manifest away, because its files are about to change."""
+        self.delete(f"{folder}/{manifests.NAME}")
+
+    def put(self, folder: str, name: str, path: Path) -> None:
+        """Take a file of the workspace into the checkpoint."""
+        self.system.put_file(str(path), self.path(f"{folder}/{name}"))
+        path.unlink()
+
+    def commit(self, folder: str, workspace: Path, data: bytes, completed: bytes) -> None:
+        """Finish a checkpoint with its manifest, and then remember in the run's folder that it was completed."""
+        self.write(f"{folder}/{manifests.NAME}", data)
+        self.write(f"{folder.rpartition('/')[0]}/{manifests.COMPLETED}", completed)
+
+    def probe(self, path: str) -> None:
+        """Try whether a small file can be written, read and deleted."""
+        data = b"skytune can write here\n"
+        self.write(path, data)
+        if self.read(path) != data:
+            raise OSError("what was written there cannot be read back")
+        self.delete(path)
+
+    def read_version(self, path: str) -> tuple[bytes | None, Any]:
+        """Return a small file (None where there is none) and a mark of its version for `swap`."""
+        raise NotImplementedError
+
+    def swap(self, path: str, data: bytes, version: Any) -> bool:
+        """Write a small file unless it changed since `version`; return whether it was written."""
+        raise NotImplementedError
+
+
+class MemoryBackend(Backend):
+    """Memory of this process, for tests."""
+
+    _lock = threading.Lock()
+
+    def read_version(self, path: str) -> tuple[bytes | None, Any]:
+        """See `Backend`."""
+        try:
+            data = self.read(path)
+        except FileNotFoundError:
+            return None, None
+        return data, data
+
+    def swap(self, path: str, data: bytes, version: Any) -> bool:
+        """See `Backend`."""
+        with self._lock:
+            if self.read_version(path)[1] != version:
+                return False
+            self.write(path, data)
+            return True
+
+
+class S3Backend(Backend):
+    """A bucket, through s3fs; conditional writes (`If-None-Match`, `If-Match`) make leases atomic."""
+
+    def read_version(self, path: str) -> tuple[bytes | None, Any]:
+        """See `Backend`."""
+        try:
+            # The mark comes first: one that is too old fails the swap, one that is too new would hide a change.
+            version = self.system.info(self.path(path), refresh=True)["ETag"]
+            return self.read(path), version
+        except FileNotFoundError:
+            return None, None
+
+    def swap(self, path: str, data: bytes, version: Any) -> bool:
+        """See `Backend`."""
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+        try:
+            self.system.pipe_file(self.path(path), data, **condition)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
+            if code in ("PreconditionFailed", "412", "NoSuchKey"):
+                return False
+            raise
+        return True

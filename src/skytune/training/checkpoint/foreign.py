@@ -1,0 +1,47 @@
+"""Whether a checkpoint belongs to the run that would continue from it, and what differs where it does not."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...config import UserError
+from .manifest import Manifest
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two nested dicts, one `a.b: X there, Y here` a value, in the order of the keys."""
+    mine, theirs = _flat(json.loads(json.dumps(here))), _flat(there)
+    return [
+        f"{key}: {_say(theirs, key)} there, {_say(mine, key)} here"
+        for key in sorted(mine.keys() | theirs.keys())
+        if key not in mine or key not in theirs or mine[key] != theirs[key]
+    ]
+
+
+def refuse_foreign(manifest: Manifest, decisive: Mapping[str, Any], where: str) -> None:
+    """Refuse to continue from a checkpoint that was trained otherwise.
+
+    Raises:
+        UserError: with what differs.
+    """
+    found = differences(decisive, manifest.decisive)
+    if found:
+        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+        raise UserError(f"resume={where}: is of another run, {manifest.run_key}: {'; '.join(found[:3])}{more}")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found.update(_flat(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _say(values: Mapping[str, Any], key: str) -> str:
+    if key not in values:
+        return "nothing"
+    text = json.dumps(values[key], ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,174 @@
+"""A store in a model repository of the Hugging Face Hub: private, made when it is absent, one commit a checkpoint.
+
+A commit is all or nothing, and `parent_commit` makes it conditional, so leases are atomic. Commits are rationed on the
+Hub: heartbeats are slow here. Deleted checkpoints stay in the repository's history and count as storage there, until
+someone squashes it (`HfApi.super_squash_history`).
+"""
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...config import UserError
+from . import manifest as manifests
+from .backends import BLOCK, Backend
+
+
+class HubBackend(Backend):
+    """`hf://user/name[/folder]`."""
+
+    heartbeat_seconds = 600.0
+
+    def __init__(self, url: str, repo: str, folder: str) -> None:
+        super().__init__(url, None, folder)
+        self.repo = repo
+        self._there = False
+
+    @classmethod
+    def open(cls, url: str) -> "HubBackend":
+        """Return the backend of a URL.
+
+        Raises:
+            UserError: it does not name a user's repository, or huggingface_hub is missing.
+        """
+        user, name, *folder = [*url.removeprefix("hf://").strip("/").split("/"), ""]
+        if not user or not name or user in ("datasets", "spaces", "models", "buckets") or "@" in name:
+            raise UserError(f"checkpoint.store={url}: write hf://user/name (a model repository), or with a folder")
+        try:
+            import huggingface_hub  # noqa: F401
+        except ImportError as error:
+            raise UserError(
+                f'checkpoint.store={url}: needs another package ({error}): pip install "skytune[train]"'
+            ) from error
+        return cls(url, f"{user}/{name}", "/".join(folder).strip("/"))
+
+    @cached_property
+    def api(self) -> Any:
+        """The Hub's client."""
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+
+    def path(self, path: str) -> str:
+        """See `Backend`."""
+        return f"{self.root}/{path}".strip("/")
+
+    def names(self, folder: str) -> dict[str, int | None]:
+        """See `Backend`."""
+        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+
+        try:
+            found = list(self.api.list_repo_tree(self.repo, self.path(folder) or None))
+        except EntryNotFoundError:
+            return {}
+        except RepositoryNotFoundError as error:
+            if error.response.status_code != 404:  # a token that is not accepted is no empty store
+                raise
+            return {}
+        return {entry.path.rsplit("/", 1)[-1]: getattr(entry, "size", None) for entry in found}
+
+    def read(self, path: str) -> bytes:
+        """See `Backend`."""
+        return b"".join(self.blocks(path))
+
+    def blocks(self, path: str, revision: str = "main") -> Iterator[bytes]:
+        """See `Backend`."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            get_session,
+            hf_raise_for_status,
+        )
+
+        address = hf_hub_url(self.repo, self.path(path), revision=revision, endpoint=self.api.endpoint)
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        with get_session().stream("GET", address, headers=headers, follow_redirects=True) as response:
+            try:
+                if response.status_code >= 400:
+                    response.read()  # the reason
+                hf_raise_for_status(response)
+            except EntryNotFoundError as error:
+                raise FileNotFoundError(path) from error
+            except RepositoryNotFoundError as error:
+                if error.response.status_code != 404:
+                    raise
+                raise FileNotFoundError(path) from error
+            yield from response.iter_bytes(BLOCK)
+
+    def write(self, path: str, data: bytes) -> None:
+        """See `Backend`."""
+        self._commit(f"Write {path}", {path: data})
+
+    def delete(self, path: str) -> None:
+        """See `Backend`."""
+        from huggingface_hub import CommitOperationDelete
+
+        folder, _, name = path.rpartition("/")
+        if name in self.names(folder):
+            self._commit(f"Delete {path}", {}, CommitOperationDelete(self.path(path)))
+
+    def remove(self, folder: str) -> None:
+        """See `Backend`."""
+        from huggingface_hub import CommitOperationDelete
+
+        if self.names(folder):
+            self._commit(f"Delete {folder}", {}, CommitOperationDelete(f"{self.path(folder)}/", is_folder=True))
+
+    def unfinish(self, folder: str) -> None:
+        """Nothing: a commit replaces all files at once."""
+
+    def put(self, folder: str, name: str, path: Path) -> None:
+        """Nothing: files wait in the workspace for the commit."""
+
+    def commit(self, folder: str, workspace: Path, data: bytes, completed: bytes) -> None:
+        """See `Backend`: one commit has it all."""
+        run = folder.rpartition("/")[0]
+        files: dict[str, bytes | Path] = {f"{folder}/{file.name}": file for file in sorted(workspace.iterdir())}
+        files[f"{folder}/{manifests.NAME}"] = data
+        files[f"{run}/{manifests.COMPLETED}"] = completed
+        self._commit(f"Save {folder}", files)
+
+    def probe(self, path: str) -> None:
+        """See `Backend`: asks for the right to write instead of writing, which would be two commits."""
+        self._ensure()
+        self.api.auth_check(self.repo, write=True)
+
+    def read_version(self, path: str) -> tuple[bytes | None, Any]:
+        """See `Backend`; the version is the branch's commit."""
+        self._ensure()
+        head = self.api.repo_info(self.repo).sha
+        try:
+            return b"".join(self.blocks(path, head)), head
+        except FileNotFoundError:
+            return None, head
+
+    def swap(self, path: str, data: bytes, version: Any) -> bool:
+        """See `Backend`."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            self._commit(f"Write {path}", {path: data}, parent=version)
+        except HfHubHTTPError as error:
+            if error.response.status_code == 412:
+                return False
+            raise
+        return True
+
+    def _ensure(self) -> None:
+        """Make the repository where there is none: private."""
+        if not self._there:
+            self.api.create_repo(self.repo, private=True, exist_ok=True)
+            self._there = True
+
+    def _commit(self, message: str, files: Any, *others: Any, parent: str | None = None) -> None:
+        from huggingface_hub import CommitOperationAdd
+
+        self._ensure()
+        adds = [
+            CommitOperationAdd(self.path(name), content if isinstance(content, bytes) else str(content))
+            for name, content in files.items()
+        ]
+        self.api.create_commit(self.repo, [*adds, *others], commit_message=message, parent_commit=parent)

@@ -1,0 +1,112 @@
+"""A checkpoint while it is written: files one by one, each hashed, then the manifest."""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import manifest as manifests
+from .manifest import FileEntry, Manifest, step_name
+from .retry import explain
+
+if TYPE_CHECKING:
+    from .store import Store
+
+Source = bytes | Callable[[Path], None]
+"""Content of a file: bytes, or a function that writes it at a path on this machine."""
+
+
+class Stage:
+    """A checkpoint while it is written; as a context it cleans up after itself, whatever happened.
+
+    Where the same step lies there already, whole and with the same files (a save on a signal right after a resume),
+    only its manifest is replaced: a process that dies meanwhile loses nothing.
+    """
+
+    def __init__(self, store: "Store", step: int, token: str) -> None:
+        self.store, self.step = store, step
+        self.folder = f"{store.run_key}/{step_name(step)}"
+        there = store.check(step, content=False)
+        whole = there.manifest is not None and not there.problems and step not in store.broken
+        self.there = there.manifest.files if there.manifest is not None and whole else {}
+        self.changed = False
+        self.workspace = store.attempt(
+            lambda: store.backend.workspace(self.folder, token), f"beginning {step_name(step)}"
+        )
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        shutil.rmtree(self.workspace, ignore_errors=True)
+
+    def put(self, name: str, source: Source) -> FileEntry:
+        """Write one file and return its size and hash."""
+        store, path = self.store, self.workspace / name
+        what = f"writing {step_name(self.step)}/{name}"
+        try:
+            if isinstance(source, bytes):
+                path.write_bytes(source)
+            else:
+                source(path)
+            entry = hash_file(path)
+        except Exception as error:
+            raise explain(error, store.location, what) from error
+        if self.there.get(name) == entry:
+            return entry
+        if not self.changed:
+            self.changed = True
+            store.attempt(lambda: store.backend.unfinish(self.folder), what)
+        store.attempt(lambda: store.backend.put(self.folder, name, path), what)
+        return entry
+
+    def commit(
+        self,
+        files: Mapping[str, FileEntry],
+        *,
+        state: Mapping[str, Any] | None = None,
+        decisive: Mapping[str, Any] | None = None,
+        world_size: int = 1,
+    ) -> Manifest:
+        """Finish with the manifest of all files (those of other processes too)."""
+        store, backend = self.store, self.store.backend
+        manifest = manifests.build(
+            store.run_key, self.step, files, created=time.time(), world_size=world_size, state=state, decisive=decisive
+        )
+        data, done = manifests.serialise(manifest), json.dumps({"step": self.step}).encode()
+        what = f"finishing {step_name(self.step)}"
+        if manifest.files == self.there:
+            store.attempt(lambda: backend.write(f"{self.folder}/{manifests.NAME}", data), what)
+        else:
+            store.attempt(lambda: backend.commit(self.folder, self.workspace, data, done), what)
+        store.broken.discard(self.step)
+        return manifest
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Return size and SHA-256 of a file on this machine."""
+    with path.open("rb") as file:
+        sha = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(size=path.stat().st_size, sha256=sha)
+
+
+def hash_blocks(blocks: Iterable[bytes], target: Path | None = None) -> FileEntry:
+    """Return size and SHA-256 of what comes in blocks, and write it to `target` on the way."""
+    size, sha = 0, hashlib.sha256()
+    file = None
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("wb")
+    try:
+        for block in blocks:
+            size += len(block)
+            sha.update(block)
+            if file is not None:
+                file.write(block)
+    finally:
+        if file is not None:
+            file.close()
+    return FileEntry(size=size, sha256=sha.hexdigest())

@@ -1,0 +1,275 @@
+"""A run's checkpoints in a store: list, write, find the newest valid one, rotate. Tries again what passes by itself.
+
+    <store>/<run key>/step-00001200/model.safetensors ... manifest.json
+    <store>/<run key>/completed.json    the last completed step: a run that lost everything never starts at 0 in silence
+    <store>/<run key>/lease.json        who may write (see `lease`)
+"""
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...config import UserError
+from . import manifest as manifests
+from .backends import Backend
+from .local import LocalBackend
+from .manifest import COMPLETED, Choice, FileEntry, Manifest, Verdict, step_name
+from .opening import open_backend
+from .retry import Retry, explain, missing_bucket
+from .stage import Source, Stage, hash_blocks
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A valid checkpoint."""
+
+    manifest: Manifest
+    location: str
+    """Its URL, for people."""
+
+    skipped: tuple[str, ...] = ()
+    """Newer ones that are not valid, one line each with the reason."""
+
+    files: dict[str, Path]
+    """Its files on this machine, by name; empty when `newest` was given no folder and the store is not a local one."""
+
+
+class Store:
+    """The checkpoints of one run."""
+
+    def __init__(self, backend: Backend, run_key: str, retry: Retry | None = None) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._=+-]*", run_key):
+            raise UserError(f"'{run_key}' cannot be a run key: letters, digits and . _ - = + are allowed")
+        self.backend, self.run_key, self.retry = backend, run_key, retry or Retry()
+        self.broken: set[int] = set()
+        """Steps whose checkpoints were found damaged."""
+
+    @classmethod
+    def open(
+        cls, url: str, run_key: str, *, retry: Retry | None = None, options: dict[str, Any] | None = None
+    ) -> "Store":
+        """Return the store of a run; nothing is asked of it yet.
+
+        Args:
+            url: a path, `file://`, `s3://bucket/prefix`, `hf://user/name[/prefix]` or `memory://`.
+            options: further arguments of the fsspec file system.
+
+        Raises:
+            UserError: no such kind of store, or a package is missing.
+        """
+        return cls(open_backend(url, options), run_key, retry)
+
+    @property
+    def location(self) -> str:
+        """Return the run's URL, for people."""
+        return f"{self.backend.url.rstrip('/')}/{self.run_key}"
+
+    def attempt(self, function: Callable[[], T], what: str) -> T:
+        """Return `function()`, tried again while the store fails in ways that pass.
+
+        Raises:
+            UserError: with the store's name and the reason.
+        """
+        try:
+            return self.retry.call(function, self.location, what)
+        except FileNotFoundError as error:
+            if missing_bucket(error):
+                raise explain(error, self.location, what) from error
+            raise  # a missing file is an answer
+        except Exception as error:
+            raise explain(error, self.location, what) from error
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoint folders, valid or not, in numeric order."""
+        names = self.attempt(lambda: self.backend.names(self.run_key), "listing checkpoints")
+        found = {manifests.parse_step(name) for name, size in names.items() if size is None}
+        return sorted(step for step in found if step is not None)
+
+    def check(self, step: int, *, content: bool = True, into: Path | None = None) -> Verdict:
+        """Look at one checkpoint.
+
+        Args:
+            content: read every file and compare its hash; False compares sizes alone.
+            into: a folder that takes the files on the way, where they do not lie on this machine.
+        """
+        folder = self._folder(step)
+        sizes = self.attempt(lambda: self.backend.names(folder), f"listing {step_name(step)}")
+        if manifests.NAME not in sizes:
+            # Where checkpoints appear by one rename, a folder without a manifest has lost it.
+            unfinished = not isinstance(self.backend, LocalBackend)
+            reason = "its save was not finished" if unfinished else f"{manifests.NAME} is missing"
+            return Verdict(problems=(reason,), unfinished=unfinished)
+        try:
+            data = self.attempt(lambda: self.backend.read(f"{folder}/{manifests.NAME}"), f"reading {step_name(step)}")
+            manifest = manifests.parse(data, run_key=self.run_key, step=step)
+        except FileNotFoundError:
+            return Verdict(problems=(f"{manifests.NAME} is missing",), unfinished=True)
+        except manifests.ManifestError as error:
+            return Verdict(problems=(str(error),))
+
+        def digest(name: str) -> FileEntry:
+            path = f"{folder}/{name}"
+            target = None if into is None or self.backend.local(path) else into / name
+            return self.attempt(lambda: hash_blocks(self.backend.blocks(path), target), f"reading {path}")
+
+        problems = manifests.verify(manifest, sizes.get, digest if content else None)
+        if problems:
+            self.broken.add(step)
+        elif content:
+            self.broken.discard(step)
+        return Verdict(manifest=manifest, problems=tuple(problems))
+
+    def newest(self, *, content: bool = True, into: Path | None = None, before: int | None = None) -> Found | None:
+        """Return the newest valid checkpoint, None where none was ever completed.
+
+        Args:
+            content: compare hashes too, which reads every file once.
+            into: where files go that must be fetched from the store, in a folder of their step.
+            before: look only at checkpoints of earlier steps.
+
+        Raises:
+            UserError: checkpoints are there and none is valid, or the store cannot be read.
+        """
+        steps = [step for step in self.steps() if before is None or step < before]
+        choice = manifests.choose(
+            steps,
+            lambda step: self.check(step, content=content, into=self._target(into, step)),
+            where=self.location,
+            completed=self.completed() if before is None else None,
+        )
+        return None if choice is None else self._found(choice, into)
+
+    def get(self, step: int, *, content: bool = True, into: Path | None = None) -> Found:
+        """Return one checkpoint.
+
+        Raises:
+            UserError: it is not there or not valid, with every problem.
+        """
+        verdict = self.check(step, content=content, into=self._target(into, step))
+        if verdict.manifest is None or verdict.problems:
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise UserError(
+                f"{self.location}/{step_name(step)}: {'; '.join(verdict.problems)} (steps in the store: {there})"
+            )
+        return self._found(Choice(manifest=verdict.manifest), into)
+
+    def completed(self) -> int | None:
+        """Return the step that was completed last, None where none ever was."""
+        try:
+            data = self.attempt(lambda: self.backend.read(f"{self.run_key}/{COMPLETED}"), f"reading {COMPLETED}")
+            return int(json.loads(data)["step"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return 0  # damaged: something was completed
+
+    def stage(self, step: int, token: str | None = None) -> "Stage":
+        """Begin a checkpoint; processes that write it together give the same `token`."""
+        return Stage(self, step, token or f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
+
+    def write(
+        self,
+        step: int,
+        files: Mapping[str, Source],
+        *,
+        state: Mapping[str, Any] | None = None,
+        decisive: Mapping[str, Any] | None = None,
+        world_size: int = 1,
+    ) -> Manifest:
+        """Write a checkpoint: files first, then the manifest. One of the same step is replaced.
+
+        Raises:
+            UserError: it could not be written; what was there before is intact.
+        """
+        with self.stage(step) as stage:
+            entries = {name: stage.put(name, source) for name, source in files.items()}
+            return stage.commit(entries, state=state, decisive=decisive, world_size=world_size)
+
+    def rotate(self, keep: int, *, newest: int | None = None, best: int | None = None) -> list[int]:
+        """Delete old checkpoints beyond the `keep` newest complete ones; return their steps.
+
+        Never deleted: the best one, `newest`, and anything of a later step (another machine's, or of a time line that
+        this run went back from).
+
+        Args:
+            keep: at least 1.
+            newest: step of the one that is known to be valid, normally the one just written; found by reading where
+                it is not given.
+            best: step of the checkpoint with the best metric.
+        """
+        assert keep >= 1, keep
+        if newest is None:
+            found = self.newest()
+            if found is None:
+                return []
+            newest = found.manifest.step
+        kept, deleted = 1, []
+        for step in reversed([step for step in self.steps() if step < newest]):
+            if kept < keep and step not in self.broken and not self.check(step, content=False).problems:
+                kept += 1
+            elif step != best:  # a broken one goes too: a newer one is valid
+                self.delete(step)
+                deleted.append(step)
+        return sorted(deleted)
+
+    def delete(self, step: int) -> None:
+        """Delete one checkpoint; half of it never looks valid."""
+        self.attempt(lambda: self.backend.remove(self._folder(step)), f"deleting {step_name(step)}")
+
+    def clear(self) -> None:
+        """Delete all checkpoints of the run, so that it starts at step 0."""
+        self.attempt(lambda: self.backend.delete(f"{self.run_key}/{COMPLETED}"), f"deleting {COMPLETED}")
+        for step in self.steps():
+            self.delete(step)
+        self.sweep()
+
+    def sweep(self) -> list[str]:
+        """Delete what saves that were cut short left behind; only who holds the lease may. Returns the names."""
+        found = self.attempt(lambda: self.backend.leftovers(self.run_key), "looking for leftovers")
+        for path in found:
+            self.attempt(lambda path=path: self.backend.discard(path), "deleting leftovers")  # type: ignore[misc]
+        for step in self.steps():
+            if self.check(step, content=False).unfinished:
+                self.delete(step)
+                found.append(f"{self.run_key}/{step_name(step)}")
+        return [path.rsplit("/", 1)[-1] for path in found]
+
+    def check_writable(self) -> None:
+        """Write, read and delete a small object: what would fail at the first save fails now.
+
+        Raises:
+            UserError: it cannot be written, with the store's name and the reason.
+        """
+        path = f"{self.run_key}/.probe-{uuid.uuid4().hex[:8]}"
+        try:
+            self.attempt(lambda: self.backend.probe(path), "writing a probe")
+        except FileNotFoundError as error:
+            raise explain(error, self.location, "writing a probe") from error
+
+    def _folder(self, step: int) -> str:
+        return f"{self.run_key}/{step_name(step)}"
+
+    def _target(self, into: Path | None, step: int) -> Path | None:
+        return None if into is None else into / step_name(step)
+
+    def _found(self, choice: Choice, into: Path | None) -> Found:
+        step, files = choice.manifest.step, {}
+        for name in choice.manifest.files:
+            path = self.backend.local(f"{self._folder(step)}/{name}")
+            if path is None and into is not None:
+                path = into / step_name(step) / name
+            if path is not None:
+                files[name] = path
+        return Found(
+            manifest=choice.manifest,
+            location=f"{self.location}/{step_name(step)}",
+            skipped=choice.skipped,
+            files=files,
+        )

@@ -1,0 +1,84 @@
+"""How a worker learns that it should end soon: signals to itself, a file in the job directory, EC2's two-minute notice.
+
+A notice only raises a flag. The loop looks at it once a step and shares it with all processes together with the loss,
+so that they end after the same step.
+"""
+
+import json
+import logging
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+FLAG_FILE = "preempt"
+"""File in the job directory whose presence asks the workers to save and end."""
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
+)  # fmt: skip
+
+
+class Notice:
+    """The flag of one process."""
+
+    def __init__(self, flag_file: Path, rank: int) -> None:
+        self.flag_file, self.rank = flag_file, rank
+        self.reason = ""
+
+    def listen(self) -> None:
+        """Begin to listen for signals and, on rank 0 of an EC2 machine, for the notice of an interruption."""
+        for number in SIGNALS:
+            signal.signal(number, self._signalled)
+        endpoint = os.environ.get("SKYTUNE_IMDS") or ("http://169.254.169.254" if _on_ec2() else "")
+        if endpoint and self.rank == 0:
+            threading.Thread(target=self._poll, args=(endpoint,), daemon=True, name="spot-notice").start()
+
+    def given(self) -> bool:
+        """Whether this process was told to end."""
+        if not self.reason and self.rank == 0 and self.flag_file.exists():
+            self.reason = "asked by the launcher"
+        return bool(self.reason)
+
+    def _signalled(self, number: int, _: FrameType | None) -> None:
+        self.reason = self.reason or signal.Signals(number).name
+
+    def _poll(self, endpoint: str, every_seconds: float = 5.0) -> None:
+        """Ask IMDSv2 for `spot/instance-action` until there is one (404 until then)."""
+        waiter = threading.Event()
+        while not self.reason:
+            try:
+                found = json.loads(_imds(endpoint, "latest/meta-data/spot/instance-action"))
+                self.reason = f"spot interruption: {found.get('action')} at {found.get('time')}"
+            except urllib.error.HTTPError as error:
+                if error.code != 404:
+                    log.debug("instance metadata: %s", error)
+            except (OSError, ValueError) as error:
+                log.debug("instance metadata: %s", error)
+            waiter.wait(every_seconds)
+
+
+def _imds(endpoint: str, path: str) -> bytes:
+    token_request = urllib.request.Request(
+        f"{endpoint}/latest/api/token", method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "300"}
+    )
+    with urllib.request.urlopen(token_request, timeout=2) as answer:
+        token = answer.read().decode()
+    request = urllib.request.Request(f"{endpoint}/{path}", headers={"X-aws-ec2-metadata-token": token})
+    with urllib.request.urlopen(request, timeout=2) as answer:
+        found: bytes = answer.read()
+    return found
+
+
+def _on_ec2() -> bool:
+    """Whether this machine is one of Amazon's, by what its firmware says (no request is sent to find out)."""
+    try:
+        vendor = Path("/sys/devices/virtual/dmi/id/sys_vendor").read_text(errors="replace")
+    except OSError:
+        return False
+    return vendor.strip() == "Amazon EC2"

@@ -1,0 +1,75 @@
+"""A run that is told to end saves and says so; the same command goes on from there."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SLOW = "import time\nclass Slow:\n    def on_step_end(self, run): time.sleep(0.15)\n"
+
+
+@pytest.fixture(scope="module")
+def scene(new_checkout: Callable[[], Any], small: list[str]) -> Any:
+    """A source tree with a callback that makes steps slow, so that a signal falls into training."""
+    checkout = new_checkout()
+    (checkout.source / "src" / "slow_steps.py").write_text(SLOW)
+    words = [word for word in small if not word.startswith("epochs=")]
+    checkout.words = [*words, "epochs=8", "eval.every_epochs=2", "log.every_seconds=0", "+callbacks.slow._target_=slow_steps.Slow"]
+    return checkout
+
+
+def interrupted(scene: Any, number: signal.Signals, after_step: int) -> subprocess.CompletedProcess[str]:
+    """Start a run and send it a signal once it has said that a step was taken."""
+    child = subprocess.Popen(
+        [sys.executable, str(scene.source / "src" / "run.py"), *scene.words], cwd=scene.home, env=scene.env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert child.stdout is not None
+    said = ""
+    until = time.monotonic() + 120
+    for line in child.stdout:
+        said += line
+        step = re.match(r"step (\d+)/", line)
+        if step and int(step[1]) >= after_step:
+            os.kill(child.pid, number)
+            break
+        assert time.monotonic() < until, said
+    rest, err = child.communicate(timeout=120)
+    return subprocess.CompletedProcess(child.args, child.returncode, said + rest, err)
+
+
+def test_sigterm_and_usr1_save_and_the_same_command_goes_on(scene: Any) -> None:
+    first = interrupted(scene, signal.SIGTERM, after_step=10)
+    assert first.returncode == 75, first.stderr
+    stopped = int(re.search(r"stopped after step (\d+)", first.stderr)[1])  # type: ignore[index]
+    assert 10 <= stopped < 96
+    second = interrupted(scene, signal.SIGUSR1, after_step=stopped + 10)
+    assert second.returncode == 75, second.stderr
+    assert f"resuming from step {stopped} " in second.stdout
+    again = int(re.search(r"stopped after step (\d+)", second.stderr)[1])  # type: ignore[index]
+    last = scene.run(*scene.words)
+    assert last.code == 0, last.err
+    assert f"resuming from step {again} " in last.out
+    (folder,) = [path for path in (scene.home / "skytune" / "runs").iterdir() if path.is_dir()]
+    records = [json.loads(line) for line in (folder / "outputs" / "history.jsonl").read_text().splitlines()]
+    steps = [record["step"] for record in records if record["kind"] == "step"]
+    assert steps == sorted(set(steps)) and steps[-1] == 96
+    assert not list((folder / "checkpoints").rglob("step-*")), "a finished run needs its checkpoints no more"
+
+
+def test_ctrl_c_saves_too(scene: Any) -> None:
+    scene.words.append("seed=7")
+    done = interrupted(scene, signal.SIGINT, after_step=5)
+    assert done.returncode == 130, done.stderr
+    assert "goes on from the last checkpoint" in done.stderr
+    folders = [path for path in (scene.home / "skytune" / "runs").iterdir() if path.is_dir()]
+    newest = max(folders, key=lambda path: path.stat().st_mtime)
+    assert list(Path(newest, "checkpoints").rglob("step-*/manifest.json"))

@@ -1,0 +1,163 @@
+"""Two launches never write one run at once; the dead and the silent are taken over."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from skytune.config import UserError
+from skytune.training.checkpoint.lease import LeaseHeld, Owner, acquire, remaining
+from skytune.training.checkpoint.process import machine, started
+
+everywhere = pytest.mark.parametrize("url", ["file", "memory", "s3"], indirect=True)
+
+
+@everywhere
+def test_one_holds_others_wait_for_the_release(store):
+    held = acquire(store, "launch-1")
+    assert held.atomic
+    with pytest.raises(LeaseHeld, match=rf"written by the launch launch-1 \(process {os.getpid()} on") as refused:
+        acquire(store, "launch-2")
+    assert 50 < refused.value.wait_seconds <= 60
+    said: list[str] = []
+    threading.Timer(0.3, held.release).start()
+    start = time.monotonic()
+    mine = acquire(store, "launch-2", wait_seconds=20, heartbeat_seconds=0.2, say=said.append)
+    assert 0.2 < time.monotonic() - start < 10 and len(said) == 1
+    mine.release()
+    assert "lease.json" not in store.backend.names("run-1")
+
+
+@everywhere
+def test_the_same_launch_takes_over_and_the_old_one_notices(store):
+    old = acquire(store, "launch-1", heartbeat_seconds=0.05)
+    new = acquire(store, "launch-1")
+    end = time.monotonic() + 5
+    while old.lost is None and time.monotonic() < end:
+        time.sleep(0.01)
+    with pytest.raises(UserError, match=r"launch-1 on .* has taken over this run"):
+        old.check()
+    old.release()
+    new.check()
+    with pytest.raises(LeaseHeld):
+        acquire(store, "launch-3")
+    new.release()
+
+
+@everywhere
+def test_a_silent_owner_is_taken_over_after_the_expiry(store):
+    far = Owner(
+        launch="gone", host="elsewhere", machine="elsewhere/boot", pid=1, started="1", token="t",
+        heartbeat=time.time() - 9.4, expiry_seconds=10.0,
+    )  # fmt: skip
+    store.backend.write("run-1/lease.json", json.dumps(asdict(far)).encode())
+    with pytest.raises(LeaseHeld, match=r"on elsewhere, last sign of life \d+ s ago.* wait [12] s"):
+        acquire(store, "launch-2")
+    start = time.monotonic()
+    acquire(store, "launch-2", wait_seconds=5).release()
+    assert time.monotonic() - start < 3
+
+
+@everywhere
+def test_of_many_at_once_exactly_one_wins(store):
+    dead = Owner(launch="gone", host="x", machine="x", pid=1, started="", token="t", heartbeat=0.0, expiry_seconds=1.0)
+    for stale in (False, True):
+        if stale:
+            store.backend.write("run-1/lease.json", json.dumps(asdict(dead)).encode())
+        won, lost = [], []
+
+        def attempt(number: int, won=won, lost=lost) -> None:
+            try:
+                won.append(acquire(store, f"launch-{number}"))
+            except LeaseHeld:
+                lost.append(number)
+
+        threads = [threading.Thread(target=attempt, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(won), len(lost)) == (1, 5)
+        won[0].release()
+
+
+def test_a_heartbeat_keeps_it(store_file):
+    held = acquire(store_file, "launch-1", heartbeat_seconds=0.1, expiry_seconds=0.5)
+    time.sleep(0.9)
+    with pytest.raises(LeaseHeld):
+        acquire(store_file, "launch-2")
+    held.release()
+
+
+def test_a_process_of_this_machine_that_died_is_taken_over_at_once(store_file, tmp_path):
+    code = (
+        "import sys\nfrom skytune.training.checkpoint.lease import acquire\n"
+        "from skytune.training.checkpoint.store import Store\n"
+        "acquire(Store.open(sys.argv[1], 'run-1'), 'launch-1')\nprint('held', flush=True)\nsys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, store_file.backend.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stdout.readline() == "held\n"
+    with pytest.raises(LeaseHeld, match=f"process {child.pid}"):
+        acquire(store_file, "launch-2")
+    child.kill()
+    while started(child.pid) != "ended":  # a zombie is as dead as one that was waited for
+        time.sleep(0.01)
+    acquire(store_file, "launch-2").release()
+    child.wait()
+
+
+def test_who_may_take_it_when():
+    mine = Owner(
+        launch="a", host="h", machine=machine(), pid=os.getpid(), started=started(os.getpid()) or "", token="t",
+        heartbeat=1000.0, expiry_seconds=60.0,
+    )  # fmt: skip
+    assert remaining(mine, "b", now=1010.0) == 50
+    assert remaining(mine, "b", now=1100.0) == 0
+    assert remaining(mine, "b", now=900.0) == 60  # a clock that is ahead
+    assert remaining(mine, "a", now=1010.0) == 0
+    assert remaining(replace(mine, started="another process with this number"), "b", now=1010.0) == 0
+    assert remaining(replace(mine, started="another", machine="elsewhere"), "b", now=1010.0) == 50
+
+
+def test_a_damaged_lease_is_nobodys(store_file):
+    store_file.backend.write("run-1/lease.json", b"{half")
+    held = acquire(store_file, "launch-1")
+    held.check()
+    held.release()
+
+
+def test_a_machine_that_slept_looks_before_it_writes(store_file, monkeypatch):
+    held = acquire(store_file, "launch-1", heartbeat_seconds=60, expiry_seconds=0.2)
+    time.sleep(0.3)
+    other = acquire(store_file, "launch-2")
+    with pytest.raises(UserError, match=r"launch-2 on .* has taken over"):
+        held.check()
+    held.release()
+    other.check()
+    other.release()
+
+
+def test_leaving_while_the_store_is_away_is_quiet(store_file, monkeypatch):
+    held = acquire(store_file, "launch-1")
+
+    def away(path):
+        raise PermissionError(13, "away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_file.backend, "read_version", away)
+        held.release()
+    assert "lease.json" in store_file.backend.names("run-1")
+
+
+@pytest.fixture
+def store_file(tmp_path):
+    from skytune.training.checkpoint.store import Store
+
+    return Store.open(str(tmp_path), "run-1")

@@ -1,0 +1,147 @@
+"""The background writer: the loop pays for a copy, one save at a time, failures are told and never raised into it."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from skytune.config import UserError
+from skytune.training.checkpoint.reading import load_document, load_tensors
+from skytune.training.checkpoint.retry import Retry
+from skytune.training.checkpoint.store import Store
+from skytune.training.checkpoint.writer import Failed, Saved, Writer
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.open(str(tmp_path), "run-1", retry=Retry(deadline_seconds=0.2, first_seconds=0.02))
+
+
+@pytest.fixture
+def gate(store, monkeypatch):
+    """A store that writes only while the gate is open."""
+    gate, write = threading.Event(), store.write
+    monkeypatch.setattr(store, "write", lambda *args, **more: (gate.wait(20), write(*args, **more))[1])
+    yield gate
+    gate.set()
+
+
+def weights(value: float) -> dict[str, torch.Tensor]:
+    tensor = torch.full((4, 3), value)
+    return {"embedding": tensor, "head": tensor, "turned": torch.arange(6.0).reshape(2, 3).T, "none": torch.zeros(0)}
+
+
+def test_what_was_submitted_comes_back_although_it_changed_meanwhile(store, gate):
+    writer = Writer(store, decisive={"seed": 7}, world_size=2)
+    tensors = weights(1.0)
+    writer.prepare({"model": tensors})
+    files = {"model": tensors, "optimizer": {"step": torch.tensor(3.0)}}
+    stall = writer.submit(3, files, {"loss": 0.5}, documents={"optimizer": {"a": 1}})
+    assert writer.busy and 0 < stall < 5
+    tensors["embedding"].fill_(9)
+    gate.set()
+    (saved,) = writer.close(timeout=20)
+    assert isinstance(saved, Saved) and saved.step == 3 and saved.stall_seconds == stall <= saved.seconds
+    found = store.newest()
+    assert found.manifest.state == {"loss": 0.5} and found.manifest.decisive == {"seed": 7}
+    assert found.manifest.world_size == 2 and saved.bytes == found.manifest.bytes
+    model = load_tensors(found, "model")
+    assert torch.equal(model["embedding"], torch.full((4, 3), 1.0)) and torch.equal(model["head"], model["embedding"])
+    assert torch.equal(model["turned"], tensors["turned"]) and model["none"].shape == (0,)
+    assert load_tensors(found, "optimizer")["step"] == 3 and load_document(found, "optimizer") == {"a": 1}
+    with pytest.raises(UserError, match=r"holds no ema\.safetensors"):
+        load_tensors(found, "ema")
+
+
+def test_rotation_and_events(store):
+    writer = Writer(store, keep=2)
+    for step in (1, 2, 3, 4):
+        writer.submit(step, {"model": weights(step)}, {}, best=1, wait=True)
+    events = writer.poll()
+    assert [event.step for event in events] == [1, 2, 3, 4] and events[-1].rotated == (2,)
+    assert store.steps() == [1, 3, 4] and writer.poll() == []
+    assert isinstance(writer.last, Saved)
+
+
+def test_a_second_save_waits_for_the_first_one(store, gate):
+    writer = Writer(store)
+    writer.submit(1, {"model": weights(1)}, {})
+    threading.Timer(0.3, gate.set).start()
+    assert writer.submit(2, {"model": weights(2)}, {}) >= 0.25
+    assert [event.step for event in writer.close(20)] == [1, 2]
+    assert torch.equal(load_tensors(store.get(1), "model")["head"], weights(1)["head"])
+
+
+def test_a_second_save_is_skipped_where_the_loop_must_not_wait(store, gate):
+    writer = Writer(store, max_wait_seconds=0.1)
+    writer.submit(1, {"model": weights(1)}, {})
+    assert 0.05 < writer.submit(2, {"model": weights(2)}, {}) < 1
+    (skipped,) = writer.poll()
+    assert isinstance(skipped, Failed) and skipped.skipped and skipped.step == 2
+    assert skipped.message == "skipped: the save before it is still running"
+    gate.set()
+    assert [event.step for event in writer.close(20)] == [1]
+    assert store.steps() == [1]
+
+
+def test_failures_are_told_and_the_next_save_is_tried(store, monkeypatch):
+    writer = Writer(store)
+    writer.submit(1, {"model": weights(1)}, {}, wait=True)
+
+    def refuse(folder, workspace, data, completed):
+        raise ConnectionResetError("the store is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(store.backend, "commit", refuse)
+        writer.submit(2, {"model": weights(2)}, {}, wait=True)
+    events = writer.poll()
+    assert isinstance(events[1], Failed) and "gave up on finishing step-00000002" in events[1].message
+    assert writer.last is events[1] and store.newest().manifest.step == 1
+    writer.submit(3, {"model": weights(3)}, {}, wait=True)
+    assert isinstance(writer.last, Saved) and store.newest().manifest.step == 3
+
+
+def test_a_rotation_that_fails_is_a_warning(store, monkeypatch):
+    writer = Writer(store, keep=1)
+    writer.submit(1, {"model": weights(1)}, {}, wait=True)
+
+    def refuse(folder):
+        raise PermissionError(13, "no deleting here")
+
+    monkeypatch.setattr(store.backend, "remove", refuse)
+    writer.submit(2, {"model": weights(2)}, {}, wait=True)
+    assert isinstance(writer.last, Saved) and "no permission for deleting step-00000001" in writer.last.warning
+
+
+def test_closing_does_not_wait_forever(store, gate):
+    writer = Writer(store)
+    writer.submit(1, {"model": weights(1)}, {})
+    start = time.monotonic()
+    (failed,) = writer.close(timeout=0.2)
+    assert time.monotonic() - start < 5 and isinstance(failed, Failed) and "not finished after" in failed.message
+
+
+def test_who_lost_the_lease_does_not_write(store):
+    from skytune.training.checkpoint.lease import acquire
+
+    mine = acquire(store, "launch-1")
+    other = acquire(store, "launch-1")
+    mine.renew()
+    writer = Writer(store, lease=mine)
+    writer.submit(1, {"model": weights(1)}, {}, wait=True)
+    assert "has taken over this run" in writer.last.message and store.steps() == []
+    mine.release()
+    assert store.backend.read("run-1/lease.json")
+    other.release()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_copies_from_a_gpu_are_pinned_and_right(store):
+    writer = Writer(store)
+    tensor = torch.arange(10.0, device="cuda")
+    writer.submit(1, {"model": {"t": tensor}}, {})
+    tensor.zero_()
+    writer.close(20)
+    assert torch.equal(load_tensors(store.newest(), "model")["t"], torch.arange(10.0))
+    assert writer._buffers["model", "t"].is_pinned()
