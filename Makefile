@@ -3,6 +3,7 @@
 #
 #   PYTHON=/path/to/python3.12   which Python makes .venv (default: the first of python3, python3.12, python3.11
 #                                that is 3.11 or 3.12)
+#   JOBS=1                       how many processes run the tests (default 2; a file's tests stay together, in order)
 #   ARGS="..."                   handed on to the command: make run ARGS="data=sst2 model=bert-base"
 #
 # On Linux without a GPU, torch's much smaller CPU build can be had the usual way, by pip's own configuration:
@@ -14,6 +15,7 @@ SHELL := /bin/sh
 
 PYTHON ?=
 ARGS ?=
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -68,7 +70,7 @@ run: $(RUN_STAMP) ## fine-tune: install what is missing, then python src/run.py 
 	@$(BIN)/python src/run.py $(ARGS)
 
 test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 install: $(RUN_STAMP) ## only install what `make run` needs
 

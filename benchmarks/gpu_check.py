@@ -26,7 +26,9 @@ from skytune.launch.local import LocalLauncher
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json")
 
 
-def run(arguments: argparse.Namespace, work: Path, name: str, **groups: Any) -> tuple[dict[str, Any], list[float], JobDir]:
+def run(
+    arguments: argparse.Namespace, work: Path, name: str, **groups: Any
+) -> tuple[dict[str, Any], list[float], JobDir]:
     """Train; return (result, losses by step, job)."""
     job = JobDir(work / name)
     shutil.rmtree(job.root, ignore_errors=True)
@@ -82,18 +84,33 @@ def main() -> int:
         check("auto takes every GPU", auto["world_size"] == max(gpus, 1), f"world size {auto['world_size']}")
         check("auto computes in bf16", auto["precision"] == "bf16", auto["precision"])
         check("it learns", accuracy(job) >= 0.76, f"test accuracy {accuracy(job):.4f} after 2 epochs")
-        print(json.dumps({k: auto[k] for k in ("device", "samples_per_s", "tokens_per_s", "phases", "peak_memory_bytes")}))
+        print(
+            json.dumps({k: auto[k] for k in ("device", "samples_per_s", "tokens_per_s", "phases", "peak_memory_bytes")})
+        )
         cpu, cpu_losses, _ = run(arguments, work, "cpu", compute={"device": "cpu"}, **exact, **sgd)
         check("compute=cpu stays on the CPU", cpu["device"] == "cpu", cpu["device"])
-        one, one_losses, _ = run(arguments, work, "one", launch={"num_processes": 1}, **exact, **sgd)
+        _, one_losses, _ = run(arguments, work, "one", launch={"num_processes": 1}, **exact, **sgd)
         worst = max(abs(a - b) for a, b in zip(cpu_losses, one_losses, strict=True))
         check("fp32 losses of GPU and CPU", worst < 1e-4, f"at most {worst:.1e} apart over 30 steps")
         if gpus > 1:
             two, two_losses, _ = run(arguments, work, "two", launch={"num_processes": 2}, **exact, **sgd)
             worst = max(abs(a - b) for a, b in zip(one_losses, two_losses, strict=True))
-            check("fp32 losses of 1 and 2 GPUs", worst < 1e-5, f"at most {worst:.1e} apart, world size {two['world_size']}")
+            check(
+                "fp32 losses of 1 and 2 GPUs",
+                worst < 1e-5,
+                f"at most {worst:.1e} apart, world size {two['world_size']}",
+            )
         same, same_losses, _ = run(arguments, work, "again", launch={"num_processes": 1}, **exact, **sgd)
         check("the same seed repeats", same_losses == one_losses, f"30 losses, {same['device']}")
+        kept = {"store": str(work / "store"), "every_steps": 15, "keep": 9, "select": "last"}
+        adam = {"max_steps": 30, "checkpoint": kept}
+        whole, whole_losses, _ = run(arguments, work, "whole", **adam)
+        place = str(work / "store" / "whole" / "step-00000015")
+        rest, rest_losses, _ = run(arguments, work, "rest", resume=place, **adam)
+        worst = max(abs(a - b) for a, b in zip(whole_losses, rest_losses, strict=True))
+        seen = f"from step {rest['resumed_from']}, at most {worst:.1e} apart, dropout on, {whole['precision']}"
+        check("a resumed run goes on exactly", rest["resumed_from"] == 15 and worst < 1e-4, seen)
+        print(f"     saves held training up {whole['save_stall_s']} s in {whole['phases']['train_s']} s")
         try:
             run(arguments, work, "many", launch={"num_processes": gpus + 1}, compute={"device": "cuda"}, max_steps=1)
             check("more processes than GPUs is refused", False, "it ran")

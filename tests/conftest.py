@@ -18,12 +18,19 @@ os.environ["ZENML_REPOSITORY_PATH"] = tempfile.mkdtemp(prefix="skytune-tests-")
 Path(os.environ["ZENML_REPOSITORY_PATH"], ".zen").mkdir()
 atexit.register(shutil.rmtree, os.environ["ZENML_REPOSITORY_PATH"], ignore_errors=True)
 
-import pytest
+import pytest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"good bad fine poor nice dull the a film plot cast is was it".split()]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *["good", "bad", "fine", "poor", "nice", "dull", "the", "a", "film", "plot", "cast", "is", "was", "it"],
+]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +77,10 @@ def sentences() -> Callable[[int, int], list[tuple[str, int]]]:
         for _ in range(rows):
             label = draw.randrange(2)
             mood = draw.choice([["bad", "poor", "dull"], ["good", "fine", "nice"]][label])
-            rest = [draw.choice(["the", "a", "film", "plot", "cast", "is", "was", "it"]) for _ in range(draw.randrange(2, 20))]
+            rest = [
+                draw.choice(["the", "a", "film", "plot", "cast", "is", "was", "it"])
+                for _ in range(draw.randrange(2, 20))
+            ]
             rest.insert(draw.randrange(len(rest)), mood)
             found.append((" ".join(rest), label))
         return found

@@ -64,7 +64,7 @@ def test_nothing_half_written_on_a_full_disk(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pa, "OSFile", full)
-    with pytest.raises(UserError, match="cannot write the split 'split' .* No space left on device"):
+    with pytest.raises(UserError, match=r"cannot write the split 'split' .* No space left on device"):
         write_split(Dataset.from_dict(ROWS), tmp_path / "split")
     assert list(tmp_path.iterdir()) == []
 
@@ -100,7 +100,9 @@ def test_hash_is_of_content_not_of_chunks(rows: list[tuple[list[int], int]], cut
 )  # fmt: skip
 def test_batches_are_the_rows_padded_on_the_right(rows: list[list[int]], picks: list[int], multiple: int) -> None:
     kind = pa.list_(pa.int32())
-    table = pa.table({"input_ids": pa.array(rows, kind), "attention_mask": pa.array([[1] * len(r) for r in rows], kind)})
+    table = pa.table(
+        {"input_ids": pa.array(rows, kind), "attention_mask": pa.array([[1] * len(r) for r in rows], kind)}
+    )
     tokens = TokenTable(table, pad_id=0)
     chosen = np.array([pick % len(rows) for pick in picks])
     batch = tokens.batch(chosen, multiple)

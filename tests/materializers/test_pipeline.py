@@ -164,7 +164,7 @@ def run(script: Path, home: Path, *arguments: str) -> Said:
     temporary = home / "tmp"
     temporary.mkdir(exist_ok=True)
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "ZENML_REPOSITORY_PATH"},
         "HOME": str(home),
         "TMPDIR": str(temporary),
         "ZENML_CONFIG_PATH": str(home / "config"),

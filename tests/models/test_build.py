@@ -131,12 +131,16 @@ def test_a_head_that_fits_is_kept(families, tmp_path, caplog):
     trained = build_model(ModelConfig(name=families["bert"]), None, LABELS, 1)
     save_model(trained, tmp_path / "trained", families["bert"])
     caplog.set_level(logging.INFO)
+    caplog.clear()
     again = build_model(ModelConfig(name=str(tmp_path / "trained")), None, LABELS, 2)
     assert torch.equal(flat(trained), flat(again))
     assert not caplog.records
     wider = build_model(ModelConfig(name=str(tmp_path / "trained")), None, [*LABELS, "best"], 2)
     assert wider.classifier.weight.shape == (4, 16)
     assert "classifier" in caplog.text
+    caplog.clear()
+    build_model(ModelConfig(name=str(tmp_path / "trained")), None, [f"not {name}" for name in LABELS], 2)
+    assert "was trained for the classes" in caplog.text
 
 
 def test_a_model_without_padding_token_gets_the_tokenizers(families):

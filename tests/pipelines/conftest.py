@@ -45,7 +45,12 @@ class Checkout:
     def __init__(self, source: Path, home: Path) -> None:
         self.source, self.home = source, home
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ZENML_", "SKYTUNE_"))}
-        self.env |= {"HOME": str(home), "SKYTUNE_HOME": str(home / "skytune"), "HF_HUB_OFFLINE": "1", "XDG_CONFIG_HOME": ""}
+        self.env |= {
+            "HOME": str(home),
+            "SKYTUNE_HOME": str(home / "skytune"),
+            "HF_HUB_OFFLINE": "1",
+            "XDG_CONFIG_HOME": "",
+        }
         # Nothing may come from another checkout that is installed in this environment.
         self.env["ZENML_CONFIG_PATH"] = str(home / "zenml")
 
@@ -72,8 +77,11 @@ class Checkout:
     def statuses(self) -> dict[str, str]:
         """Return the status of every step of the newest run."""
         # Straight from the store's tables: importing ZenML for it takes seconds.
-        query = "select name, status from step_run where pipeline_run_id = (select id from pipeline_run order by created desc limit 1)"
-        with contextlib.closing(sqlite3.connect(self.home / "zenml/local_stores/default_zen_store/zenml.db")) as database:
+        newest = "select id from pipeline_run order by created desc limit 1"
+        query = f"select name, status from step_run where pipeline_run_id = ({newest})"
+        with contextlib.closing(
+            sqlite3.connect(self.home / "zenml/local_stores/default_zen_store/zenml.db")
+        ) as database:
             return dict(database.execute(query).fetchall())
 
 
@@ -109,7 +117,9 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
         while len(seen) < 240:
             label = draw.choice(list(moods))
             words = [draw.choice(moods[label]) for _ in range(3)]
-            words += [draw.choice(["the", "a", "film", "cast", "is", "\u00fcber"]) for _ in range(draw.randrange(2, 12))]
+            words += [
+                draw.choice(["the", "a", "film", "cast", "is", "\u00fcber"]) for _ in range(draw.randrange(2, 12))
+            ]
             draw.shuffle(words)
             text = " ".join(words)
             if text not in seen:

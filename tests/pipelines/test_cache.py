@@ -60,7 +60,13 @@ def test_second_run_is_reused_with_the_same_summary(scene: Any) -> None:
 
 
 def test_machine_launcher_and_logging_do_not_count(scene: Any) -> None:
-    words = ["launch.num_processes=2", "launch.threads=1", "log.every_seconds=1", "loader.num_workers=1", "compute=auto"]
+    words = [
+        "launch.num_processes=2",
+        "launch.threads=1",
+        "log.every_seconds=1",
+        "loader.num_workers=1",
+        "compute=auto",
+    ]
     assert statuses(scene, *words) == REUSED
 
 

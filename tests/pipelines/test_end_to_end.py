@@ -143,9 +143,11 @@ def test_evaluate_pipeline_gives_the_same_scores(three_classes: Any, small: list
 
 
 def test_several_evaluation_sets(three_classes: Any, small: list[str], reviews: Path, tmp_path: Path) -> None:
-    """Named sets are scored beside validation and test; the run starts from a folder that is no part of the checkout."""
+    """Named sets are scored beside validation and test; the run starts from a folder outside the checkout."""
     extra = tmp_path / "extra set.csv"
-    extra.write_text("Satz,Urteil\nthe good good film,gut\na bad poor cast,schlecht\nit was it,mittel\n", encoding="utf-8")
+    extra.write_text(
+        "Satz,Urteil\nthe good good film,gut\na bad poor cast,schlecht\nit was it,mittel\n", encoding="utf-8"
+    )
     words = [*small, f"+eval.sets.extra='{extra}'", "max_steps=3", "eval.every_steps=1", "cache=false", "name=sets"]
     done = three_classes.run(*words, cwd=Path("/tmp"))
     assert done.code == 0, done.err
@@ -160,16 +162,30 @@ def test_several_evaluation_sets(three_classes: Any, small: list[str], reviews: 
 def test_default_command(new_checkout: Callable[[], Any]) -> None:
     """`python src/run.py` alone: no account, no hub; learns; leaves the checkout as it was; names everything."""
     checkout = new_checkout()
-    before = {path for path in checkout.source.rglob("*") if checkout.home not in path.parents and "__pycache__" not in path.parts}
+    before = {
+        path
+        for path in checkout.source.rglob("*")
+        if checkout.home not in path.parents and "__pycache__" not in path.parts
+    }
     done = checkout.run(timeout=560)
     assert done.code == 0, done.err
-    after = {path for path in checkout.source.rglob("*") if checkout.home not in path.parents and "__pycache__" not in path.parts}
+    after = {
+        path
+        for path in checkout.source.rglob("*")
+        if checkout.home not in path.parents and "__pycache__" not in path.parts
+    }
     assert {path.relative_to(checkout.source).as_posix() for path in after - before} <= {".zen/config.yaml"}
     (folder,) = [path for path in (checkout.home / "skytune" / "runs").iterdir() if path.is_dir()]
     scores = json.loads((folder / "outputs" / "model" / "test_results.json").read_text())
     assert scores["n_rows"] == 853
     assert scores["metrics"]["accuracy"] >= 0.77
-    for words in ("accuracy 0.", "853 held-out rows", "samples/s", str(folder / "outputs" / "model"), "zenml login --local"):
+    for words in (
+        "accuracy 0.",
+        "853 held-out rows",
+        "samples/s",
+        str(folder / "outputs" / "model"),
+        "zenml login --local",
+    ):
         assert words in done.out, words
     history = [json.loads(line) for line in (folder / "outputs" / "history.jsonl").read_text().splitlines()]
     losses = [record["loss"] for record in history if record["kind"] == "step"]

@@ -22,7 +22,13 @@ def scene(new_checkout: Callable[[], Any], small: list[str]) -> Any:
     checkout = new_checkout()
     (checkout.source / "src" / "slow_steps.py").write_text(SLOW)
     words = [word for word in small if not word.startswith("epochs=")]
-    checkout.words = [*words, "epochs=8", "eval.every_epochs=2", "log.every_seconds=0", "+callbacks.slow._target_=slow_steps.Slow"]
+    checkout.words = [
+        *words,
+        "epochs=8",
+        "eval.every_epochs=2",
+        "log.every_seconds=0",
+        "+callbacks.slow._target_=slow_steps.Slow",
+    ]
     return checkout
 
 

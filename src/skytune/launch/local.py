@@ -71,7 +71,7 @@ class LocalLauncher:
         result = job.read_result()
         if stopping.asked_by == signal.SIGINT:
             raise KeyboardInterrupt
-        if result is not None and result["status"] == "preempted":
+        if result is not None and result.get("status") == "preempted":
             raise Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
         if code != 0 or result is None:
             raise failure(job, code, list(tail))
