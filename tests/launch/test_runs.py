@@ -36,7 +36,8 @@ KEEPS = {
     "loader.pin_memory": False, "log.every_steps": 1, "log.every_seconds": 1.0, "batch.micro_size": 4,
     "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,
     "data.max_rows": 100, "resume": "never", "launch.stop_seconds": 5.0, "checkpoint.store": "/else/where",
-    "checkpoint.every_steps": 7, "checkpoint.every_minutes": 1.0, "checkpoint.keep": 5, "checkpoint.asynchronous": False,
+    "checkpoint.every_steps": 7, "checkpoint.every_minutes": 1.0, "checkpoint.keep": 5,
+    "checkpoint.asynchronous": False,
 }  # fmt: skip
 """Keys of where and how fast; the data enters by the fingerprint of its rows."""
 

@@ -51,6 +51,7 @@ class Checkout:
             "HF_HUB_OFFLINE": "1",
             "XDG_CONFIG_HOME": "",
         }
+        self.env["COLUMNS"] = "100"  # the summary is as wide as the terminal, whichever one the tests run in
         # Nothing may come from another checkout that is installed in this environment.
         self.env["ZENML_CONFIG_PATH"] = str(home / "zenml")
 
