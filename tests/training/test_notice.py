@@ -1,0 +1,86 @@
+"""How a worker learns that it should end: a signal, a file, EC2's notice (a local server stands in for it)."""
+
+import http.server
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skytune.training.preemption import SIGNALS, Notice
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """IMDSv2 as AWS documents it: a token by PUT, 404 until there is a notice, 401 without the token."""
+
+    action = b""
+    asked = 0
+
+    def do_PUT(self) -> None:
+        assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        self._answer(200, b"the-token")
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        if self.headers["X-aws-ec2-metadata-token"] != "the-token":
+            self._answer(401, b"")
+        elif self.path == "/latest/meta-data/spot/instance-action" and self.action:
+            self._answer(200, self.action)
+        else:
+            self._answer(404, b"")
+
+    def _answer(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_only_raises_the_flag(tmp_path: Path, number: signal.Signals) -> None:
+    notice = Notice(tmp_path / "preempt", rank=1)
+    notice.listen()
+    assert not notice.given()
+    os.kill(os.getpid(), number)
+    assert notice.given() and notice.reason == number.name
+
+
+def test_the_flag_file_is_rank_0s_to_look_for(tmp_path: Path) -> None:
+    first, second = Notice(tmp_path / "preempt", rank=0), Notice(tmp_path / "preempt", rank=1)
+    assert not first.given()
+    (tmp_path / "preempt").touch()
+    assert first.given() and not second.given()
+
+
+def test_ec2s_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Metadata, "action", b"")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        notice = Notice(tmp_path / "preempt", rank=0)
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=notice._poll, args=(endpoint, 0.05), daemon=True).start()
+        until = time.monotonic() + 10
+        while Metadata.asked < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        assert Metadata.asked >= 2 and not notice.given()
+        monkeypatch.setattr(Metadata, "action", b'{"action": "terminate", "time": "2026-11-28T03:00:00Z"}')
+        while not notice.given() and time.monotonic() < until:
+            time.sleep(0.02)
+        assert notice.reason == "spot interruption: terminate at 2026-11-28T03:00:00Z"
+    finally:
+        server.shutdown()
+        server.server_close()
