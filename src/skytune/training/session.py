@@ -2,23 +2,20 @@
 
 import logging
 import os
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from ..config import RunConfig, UserError
+from ..config import RunConfig
 from ..data.batches import TokenTable
 from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
 from .checkpointing import Checkpoints
 from .devices import World, join
+from .inputs import check_vocabulary, labels_of, open_model, open_tables
 from .loop import total_steps, train
 from .metrics import check, compute
 from .order import SampleOrder
@@ -28,10 +25,9 @@ from .preemption import FLAG_FILE, Notice
 from .recording import BestWeights, History, Profiler, Progress
 from .schedule import build_optimizer
 from .strategy import Replicated, Strategy
+from .versions import versions
 
 log = logging.getLogger(__name__)
-
-PACKAGES = ("skytune", "torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "pyarrow")
 
 
 class Phases:
@@ -61,9 +57,9 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     phases.seconds["start_s"] = round(max(0.0, time.time() - started), 3)
     with phases.time("load_s"):
         accelerator, world = join(config, asked)
-        tables = _open_tables(jobdir, job)
-        model = _aligned(_model(jobdir, job))
-        _check_vocabulary(model, tables)
+        tables = open_tables(jobdir, job)
+        model = open_model(jobdir, job)
+        check_vocabulary(model, tables)
         strategy = Replicated(accelerator)
         if job.kind == "train":
             strategy.prepare(model)
@@ -142,7 +138,7 @@ def _train(
     def validate() -> dict[str, float]:
         with phases.time("validate_s"):
             rows, logits = _predict_split(strategy, validation, world, config)
-            labels = _labels(validation, "validation")[rows]
+            labels = labels_of(validation, "validation")[rows]
             return compute(config.eval.metrics, config.eval.extra_metrics, logits, labels)
 
     try:
@@ -202,60 +198,6 @@ def _callbacks(config: RunConfig, history: History, best: BestWeights, checkpoin
     return build_callbacks(config, own)
 
 
-def _open_tables(jobdir: JobDir, job: Job) -> dict[str, TokenTable]:
-    """Open every split of the job."""
-    pad = _pad_id(jobdir, job)
-    folders = {**({"train": job.train} if job.train else {}), **job.evaluation}
-    return {name: TokenTable.open(jobdir.root / folder, pad) for name, folder in folders.items()}
-
-
-def _pad_id(jobdir: JobDir, job: Job) -> int:
-    """Return the tokenizer's padding id; 0 where there is no tokenizer, or one without padding."""
-    if not job.tokenizer:
-        return 0
-    from transformers import AutoTokenizer
-
-    found = AutoTokenizer.from_pretrained(jobdir.root / job.tokenizer).pad_token_id
-    return 0 if found is None else int(found)
-
-
-def _model(jobdir: JobDir, job: Job) -> torch.nn.Module:
-    from .. import models
-
-    weights = str(jobdir.root / job.weights) if job.weights else None
-    if job.kind == "predict":
-        return models.load_saved(Path(weights or job.config.checkpoint.path or ""))
-    tokenizer = str(jobdir.root / job.tokenizer) if job.tokenizer else None
-    return models.build_model(job.config.model, weights, job.labels, job.config.seed, tokenizer)
-
-
-def _aligned(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model with its weights on whole cache lines, where torch itself puts them.
-
-    Weights that are mapped from a file start where the file has them. A CPU's matrix kernels take other ways for other
-    alignments, and transformers maps or copies depending on the number of processes: the last bits of the logits would
-    depend on it (seen: 1e-7).
-    """
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type == "cpu" and tensor.data_ptr() % 64:
-            tensor.data = tensor.data.clone()
-    return model
-
-
-def _check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
-    """Refuse token ids that the model has no embedding for; on a GPU they would end in an unreadable assertion."""
-    try:
-        size = int(model.get_input_embeddings().num_embeddings)
-    except (AttributeError, NotImplementedError, TypeError):
-        return
-    for name, table in tables.items():
-        if table.largest_id() >= size:
-            raise UserError(
-                f"the tokenizer does not fit the model: split '{name}' has token id {table.largest_id()}, "
-                f"the model knows {size}; use the model's own tokenizer (model.tokenizer=null)"
-            )
-
-
 def _predict_split(
     strategy: Strategy, table: TokenTable, world: World, config: RunConfig
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -288,12 +230,6 @@ def _save(jobdir: JobDir, job: Job, strategy: Strategy) -> None:
     temporary.replace(jobdir.model)
 
 
-def _labels(table: TokenTable, split: str) -> np.ndarray:
-    if table.labels is None:
-        raise UserError(f"the split '{split}' has no column 'labels' with one whole number a row")
-    return table.labels
-
-
 def _padding_share(order: SampleOrder, config: RunConfig, steps: int) -> float:
     """Return the share of computed tokens that is padding, over the first epoch at most."""
     real = computed = 0
@@ -303,14 +239,3 @@ def _padding_share(order: SampleOrder, config: RunConfig, steps: int) -> float:
         real += int(lengths.sum())
         computed += len(lengths) * -(-int(lengths.max()) // multiple) * multiple
     return round(1 - real / max(computed, 1), 4)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide results, where this process runs."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
