@@ -27,6 +27,7 @@ CHANGES = {
     "schedule.name": "cosine",
     "schedule.warmup_steps": 3, "eval.every_steps": 5, "eval.metrics": ["accuracy"], "checkpoint.select": "last",
     "checkpoint.metric": "loss", "callbacks": {"a": {"_target_": "b.C"}}, "debug.overfit": True, "extra": {"my_key": 1},
+    "early_stopping.patience": 2, "ema.decay": 0.9,
 }  # fmt: skip
 """Keys that decide what is learned, or which weights are handed on."""
 
@@ -37,7 +38,11 @@ KEEPS = {
     "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,
     "data.max_rows": 100, "resume": "never", "launch.stop_seconds": 5.0, "checkpoint.store": "/else/where",
     "checkpoint.every_steps": 7, "checkpoint.every_minutes": 1.0, "checkpoint.keep": 5,
-    "checkpoint.asynchronous": False,
+    "checkpoint.asynchronous": False, "batch.auto": True, "upload.url": "/else/where", "upload.private": False,
+    "tracker.names": ["wandb"], "tracker.dir": "/else/where", "tracker.wandb.project": "p",
+    "tracker.wandb.entity": "me", "tracker.wandb.group": "g", "tracker.wandb.tags": ["a"], "tracker.wandb.notes": "n",
+    "tracker.wandb.mode": "offline", "tracker.wandb.save_code": True, "tracker.wandb.init_timeout": 1.0,
+    "tracker.wandb.finish_timeout": 1.0, "tracker.wandb.args": {"job_type": "train"},
 }  # fmt: skip
 """Keys of where and how fast; the data enters by the fingerprint of its rows."""
 
@@ -94,6 +99,7 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "model.args", "batch.pad_multiple", "optimizer.eps", "optimizer.momentum", "optimizer._target_",
         "optimizer.args",
         "schedule.warmup_ratio", "schedule._target_", "schedule.args", "eval.every_epochs", "eval.extra_metrics",
+        "early_stopping.min_delta",
     }  # fmt: skip
     missing = [key for key in groups(to_dict(RunConfig())) if key not in known and not key.startswith("data.")]
     assert missing == [], "add each to CHANGES or to KEEPS above"

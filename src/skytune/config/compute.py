@@ -37,7 +37,8 @@ class LaunchConfig:
     """CPU threads of each process; empty shares the cores out evenly."""
 
     grace_seconds: float = 10.0
-    """How long workers may take to end after they were asked to, before they are killed."""
+    """How long workers may take to end after they were asked to, or after another one of them has died, before they are
+    killed."""
 
     stop_seconds: float = 60.0
     """How long workers may take to save and end after Ctrl-C, SIGTERM or SIGUSR1, before they are ended without."""

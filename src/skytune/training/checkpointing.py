@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import RunConfig, UserError
-from .callbacks import Callback, Run
+from .callbacks import Callback, Callbacks, Run
 from .checkpoint.foreign import refuse_foreign
 from .checkpoint.lease import Lease, acquire
-from .checkpoint.manifest import parse_step, step_name
-from .checkpoint.opening import runs
+from .checkpoint.manifest import step_name
+from .checkpoint.opening import locate
 from .checkpoint.optimizer import flatten_optimizer, restore_optimizer
 from .checkpoint.reading import load_document, load_tensors
 from .checkpoint.store import Found, Store
-from .checkpoint.writer import Failed, Writer
+from .checkpoint.writer import Event, Failed, Writer
+from .ema import Ema
 from .recording import BestWeights, History
 
 if TYPE_CHECKING:
@@ -39,17 +40,8 @@ def elsewhere(place: str) -> tuple[Store, int | None]:
     Raises:
         UserError: a store that holds several runs, or none.
     """
-    rest, step = place.rstrip("/"), None
-    parent, _, last = rest.rpartition("/")
-    if (step := parse_step(last)) is not None:
-        rest, (parent, _, last) = parent, parent.rpartition("/")
-    if step is not None or last in runs(parent):
-        return Store.open(parent, last), step
-    inside = runs(rest)
-    if len(inside) != 1:
-        named = ", ".join(inside[:5]) or "none"
-        raise UserError(f"resume={place}: holds {len(inside)} runs ({named}); name one of them")
-    return Store.open(rest, inside[0]), None
+    found = locate(place)
+    return Store.open(found.store, found.run_key), found.step
 
 
 class Checkpoints(Callback):
@@ -69,9 +61,12 @@ class Checkpoints(Callback):
         optimizer: "torch.optim.Optimizer",
         best: BestWeights,
         history: History,
+        others: Callbacks | None = None,
+        ema: Ema | None = None,
     ) -> None:
         self.config, self.world, self.strategy, self.optimizer = config, world, strategy, optimizer
         self.best, self.history, self.decisive = best, history, decisive
+        self.others, self.ema = others or Callbacks([]), ema
         self.own_store = config.checkpoint.store is None
         self.cache = default_store / ".fetched"
         self.store = Store.open(config.checkpoint.store or str(default_store), run_key)
@@ -112,17 +107,27 @@ class Checkpoints(Callback):
         found = Store.open(url, key).get(step, into=self.cache)
         self.strategy.load(load_tensors(found, "model"))
         restore_optimizer(self.optimizer, load_tensors(found, "optimizer"), load_document(found, "optimizer"))
+        if self.ema is not None:
+            self.ema.restore(load_tensors(found, "ema"))
         state = found.manifest.state
         run.step, run.rows, run.tokens = state["step"], state["rows"], state["tokens"]
         run.train_seconds, run.epoch, run.metrics = state["train_seconds"], state["epoch"], state["metrics"]
         run.resumed_from = run.step
         self.best.best, self.best.saved_step = state["best"], state["best"] and state["best"]["step"]
         self.history.restore(run, load_document(found, "history"))
+        self.others.load_state(state.get("callbacks", {}))
+        run.stop, run.out_of_memory = state.get("stop", False), state.get("out_of_memory", 0)
+        if self.config.batch.auto and run.out_of_memory:
+            run.micro_batch = min(run.micro_batch, state["micro_batch"])
         self.saved_step = run.step
+
+    def on_run_start(self, run: Run) -> None:
+        """Ask all callbacks for their state: one that cannot be saved should not fail hours later."""
+        self.others.state()
 
     def on_step_end(self, run: Run) -> None:
         """Save when it is time; not before a validation of the same step, which is followed by a save."""
-        self._tell()
+        self._tell(run, self.writer.poll() if self.writer is not None else [])
         settings = self.config.checkpoint
         minutes = (time.monotonic() - self.saved_at) / 60
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
@@ -130,7 +135,7 @@ class Checkpoints(Callback):
         )
         if run.preempted:
             self.save(run, wait=True)
-        elif due and not run.validating:
+        elif due and not (run.validating or run.stop):
             self.save(run)
 
     def on_validation_end(self, run: Run) -> None:
@@ -140,8 +145,7 @@ class Checkpoints(Callback):
     def on_run_end(self, run: Run) -> None:
         """Wait for the last save."""
         if self.writer is not None:
-            self.writer.close()
-            self._tell()
+            self._tell(run, self.writer.close())
 
     def on_exception(self, run: Run) -> None:
         """Let a running save come to its end."""
@@ -158,10 +162,11 @@ class Checkpoints(Callback):
             self.best.saved_step = run.step
         self.stall_seconds += self.writer.submit(
             run.step,
-            {"model": self.strategy.state(), "optimizer": tensors},
+            {"model": self.strategy.state(), "optimizer": tensors, **({"ema": self.ema.tensors()} if self.ema else {})},
             {
                 "step": run.step, "rows": run.rows, "tokens": run.tokens, "epoch": run.epoch, "metrics": run.metrics,
-                "train_seconds": run.train_seconds, "best": best,
+                "train_seconds": run.train_seconds, "best": best, "callbacks": self.others.state(), "stop": run.stop,
+                "micro_batch": run.micro_batch, "out_of_memory": run.out_of_memory,
             },
             documents={"optimizer": values, "history": self.history.records},
             best=best["step"] if best else None,
@@ -170,8 +175,9 @@ class Checkpoints(Callback):
         self.saved_step, self.saved_at = run.step, time.monotonic()
 
     def weights(self, step: int) -> dict[str, "torch.Tensor"]:
-        """Return the model's weights of one checkpoint, on any process."""
-        return load_tensors(self.store.get(step, into=self.cache), "model")
+        """Return the weights that one checkpoint hands on, on any process: the averaged ones where there are any."""
+        found = self.store.get(step, into=self.cache)
+        return {**load_tensors(found, "model"), **(load_tensors(found, "ema") if self.ema is not None else {})}
 
     def finish(self) -> None:
         """Mark the run as finished; the run folder's own checkpoints have done their work and go."""
@@ -236,9 +242,9 @@ class Checkpoints(Callback):
         broadcast_object_list(choice)
         return choice[0]
 
-    def _tell(self) -> None:
+    def _tell(self, run: Run, events: list[Event]) -> None:
         """Say what became of saves; a failure is kept until a later save succeeds."""
-        for event in self.writer.poll() if self.writer is not None else []:
+        for event in events:
             if isinstance(event, Failed):
                 self.failure = f"step {event.step}: {event.message}"
                 log.warning("CHECKPOINT NOT SAVED, %s; training goes on", self.failure)
@@ -250,3 +256,5 @@ class Checkpoints(Callback):
                 )  # fmt: skip
                 if event.warning:
                     log.warning("%s", event.warning)
+                run.saved_step, run.saved_url = event.step, event.location
+                self.others("on_checkpoint_saved", run)

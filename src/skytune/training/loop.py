@@ -3,22 +3,20 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..config import RunConfig, UserError
 from ..data.batches import TokenTable
 from .callbacks import Callbacks, Run
 from .devices import World
-from .order import MicroBatch, SampleOrder, micro_batches
+from .loader import Feed, Item
+from .memory import Steps
+from .order import SampleOrder
 from .prediction import loss_of
 from .schedule import factor, set_rate
 from .strategy import Strategy
-
-Tensors = dict[str, torch.Tensor]
 
 
 def train(
@@ -40,11 +38,12 @@ def train(
         notice: whether this process was told to end; looked at once a step, shared with all processes.
 
     Raises:
-        UserError: the loss is not finite (with the step and its rows), or a callback failed.
+        UserError: the loss is not finite (with the step and its rows), memory ran out, or a callback failed.
     """
     config, world, model = run.config, run.world, strategy.module
     rate = factor(config.schedule, run.total_steps)
-    batches = iter(_loader(config, world, order, table, run.step, run.total_steps))
+    feed = Feed(config, world, order, table, run.total_steps)
+    steps = Steps(run, strategy, order.lengths)
     model.train()
     callbacks("on_run_start", run)
     world.synchronize()
@@ -57,19 +56,22 @@ def train(
             callbacks("on_epoch_start", run)
         run.lr = config.optimizer.lr * rate(run.step)
         set_rate(optimizer, run.lr)
-        seed_step(config.seed, run.step, world.rank)
 
-        loss = torch.zeros((), device=world.device)
-        for micro, tensors in _one_step(batches):
-            with strategy.micro_step(micro.last):
-                part = loss_of(model(**_to(tensors, world.device))) * micro.weight
-                strategy.backward(part)
-            loss += part.detach()
-        # One exchange for both: all processes see the same loss, and end after the same step.
-        total, told = strategy.reduce_sum(torch.stack([loss, loss.new_tensor(float(notice()))])).tolist()
+        short = 1.0
+        while short:  # once; again with smaller micro-batches only where memory ran out (`batch.auto`)
+            seed_step(config.seed, run.step, world.rank)
+            loss = steps.attempt(lambda: _gradients(strategy, feed.step(run.step, run.micro_batch), world.device), rows)
+            # One exchange for all of it: the same loss, the same end, and the same attempt on all processes.
+            said = torch.tensor([0.0, float(notice()), float(loss is None)], device=world.device)
+            said[0] = 0.0 if loss is None else loss
+            total, told, short = strategy.reduce_sum(said).tolist()
+            if short:
+                optimizer.zero_grad(set_to_none=True)
+                steps.halve(rows, int(short))
         run.loss, run.preempted = total / world.size, told > 0
         if not math.isfinite(run.loss):
             raise _not_finite(run, rows)
+        steps.finish()
         norm = strategy.clip(config.optimizer.clip_norm)
         strategy.step()
 
@@ -85,12 +87,37 @@ def train(
         callbacks("on_step_end", run)
         if run.preempted:
             break
-        if run.validating:
+        if config.callbacks:  # ours stop a run at a validation only
+            run.stop = _anybody(run.stop, strategy, world)
+        if run.validating or run.stop:
             run.metrics = validate()
             callbacks("on_validation_end", run)
+            run.stop = _anybody(run.stop, strategy, world)
             model.train()
         clock = time.perf_counter()
     callbacks("on_run_end", run)
+
+
+def _gradients(strategy: Strategy, batches: Iterator[Item], device: torch.device) -> torch.Tensor:
+    """Add the gradients of this process's share of one global batch; return its part of the loss (a scalar).
+
+    A function of its own, so that nothing of an attempt that ran out of memory outlives it.
+    """
+    loss = torch.zeros((), device=device)
+    for micro, tensors in batches:
+        with strategy.micro_step(micro.last):
+            here = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+            part = loss_of(strategy.module(**here)) * micro.weight
+            strategy.backward(part)
+        loss += part.detach()
+    return loss
+
+
+def _anybody(wish: bool, strategy: Strategy, world: World) -> bool:
+    """Return whether any process has the wish: two that disagreed about the end would wait for each other for ever."""
+    if world.size == 1:
+        return wish
+    return bool(strategy.reduce_sum(torch.tensor(float(wish), device=world.device)).item())
 
 
 def validation_due(config: RunConfig, run: Run, order: SampleOrder) -> bool:
@@ -114,59 +141,6 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     They are a function of (seed, step, rank), so a resumed run draws what the uninterrupted one would have drawn.
     """
     torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1))
-
-
-class _Plan(Sampler[MicroBatch]):
-    """The micro-batches of this process, in order, from a step on."""
-
-    def __init__(self, config: RunConfig, world: World, order: SampleOrder, first: int, last: int) -> None:
-        self.config, self.world, self.order, self.first, self.last = config, world, order, first, last
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        for step in range(self.first, self.last):
-            yield from micro_batches(
-                self.order.rows(step),
-                step=step,
-                rank=self.world.rank,
-                world_size=self.world.size,
-                micro_size=self.config.batch.micro_size,
-            )
-
-
-class _Batches(Dataset[tuple[MicroBatch, Tensors]]):
-    """Builds the tensors of a micro-batch, in the training process or in a loader process."""
-
-    def __init__(self, table: TokenTable, multiple: int) -> None:
-        self.table, self.multiple = table, multiple
-
-    def __getitem__(self, micro: MicroBatch) -> tuple[MicroBatch, Tensors]:
-        return micro, self.table.batch(micro.rows, self.multiple)
-
-
-def _loader(
-    config: RunConfig, world: World, order: SampleOrder, table: TokenTable, first: int, last: int
-) -> DataLoader[Any]:
-    workers = config.loader.num_workers
-    return DataLoader(
-        _Batches(table, config.batch.pad_multiple),
-        sampler=_Plan(config, world, order, first, last),
-        batch_size=None,
-        num_workers=workers,
-        prefetch_factor=config.loader.prefetch if workers else None,
-        pin_memory=config.loader.pin_memory and world.device.type == "cuda",
-    )
-
-
-def _one_step(batches: Iterator[tuple[MicroBatch, Tensors]]) -> Iterator[tuple[MicroBatch, Tensors]]:
-    """Yield the micro-batches of one optimizer step."""
-    for micro, tensors in batches:
-        yield micro, tensors
-        if micro.last:
-            return
-
-
-def _to(tensors: Tensors, device: torch.device) -> Tensors:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
 def _not_finite(run: Run, rows: np.ndarray) -> UserError:

@@ -1,6 +1,7 @@
 """How the model is spread over processes: one small protocol, so that the loop does not know which one it has."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -23,6 +24,14 @@ class Strategy(Protocol):
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
         """Context of one micro-batch's forward and backward; gradients are exchanged in the last one of a step only."""
+
+    def alone(self) -> AbstractContextManager[None] | None:
+        """Context in which forward and backward need no other process; None where there is no such thing (sharded
+        weights). All processes enter it; what one does in it, and whether it fails, its peers do not notice. Gradients
+        computed in it, `micro_step` or not, are this process's own until `exchange`."""
+
+    def exchange(self) -> None:
+        """Average over processes the gradients that were computed `alone`."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of an already weighted loss."""
@@ -72,6 +81,45 @@ class Replicated:
 
         return contextlib.nullcontext() if last else self.accelerator.no_sync(self.module)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """See `Strategy`. DDP's forward sends rank 0's buffers to all before a step's first micro-batch: here that is
+        done on entering (numbers with a point alone: the others are constants), and then left out."""
+        ddp = self.module
+        if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
+            yield
+            return
+        for buffer in ddp.module.buffers():
+            if buffer.is_floating_point():
+                torch.distributed.broadcast(buffer, src=0)
+        before = ddp.require_forward_param_sync
+        with ddp.no_sync():
+            ddp.require_forward_param_sync = False
+            try:
+                yield
+            finally:
+                ddp.require_forward_param_sync = before
+
+    def exchange(self) -> None:
+        """See `Strategy`. In buckets, as DDP does it; a weight that only some processes used counts as 0 in the others,
+        one that nobody used keeps no gradient."""
+        size = self.accelerator.num_processes
+        if size == 1:
+            return
+        weights = [p for p in self.module.parameters() if p.requires_grad]
+        used = torch.tensor([float(p.grad is not None) for p in weights], device=self.accelerator.device)
+        gradients = []
+        for weight, users in zip(weights, self.reduce_sum(used).tolist(), strict=True):
+            if users:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                gradients.append(weight.grad)
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            torch.distributed.all_reduce(flat)
+            parts = flat.div_(size).split([gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
     def backward(self, loss: torch.Tensor) -> None:
         """See `Strategy`."""
         self.accelerator.backward(loss)
@@ -103,5 +151,20 @@ class Replicated:
 
     def export(self) -> torch.nn.Module:
         """See `Strategy`."""
-        unwrapped: torch.nn.Module = self.accelerator.unwrap_model(self.module, keep_fp32_wrapper=False)
+        # Without the mixed-precision wrapper it would be the very module that trains, which then trains in fp32.
+        unwrapped: torch.nn.Module = self.accelerator.unwrap_model(self.module, keep_fp32_wrapper=True)
         return unwrapped
+
+
+def _buckets(tensors: list[torch.Tensor], limit: int = 25 * 2**20) -> Iterator[list[torch.Tensor]]:
+    """Yield the tensors in groups of one dtype and at most `limit` bytes (or one tensor); DDP's own limit."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.nbytes > limit or tensor.dtype is not bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
