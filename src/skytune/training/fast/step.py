@@ -32,13 +32,15 @@ class PackedStep:
     ) -> None:
         device = table.tokens.device
         self.model, self.table, self.clip_norm, self.reduce = model, table, clip_norm, reduce
-        self.rows = torch.full((rows,), -1, dtype=torch.int64, device=device)
-        self.seed = torch.zeros(1, dtype=torch.int64, device=device)
-        self.share = torch.zeros((), device=device)
-        """Factor on the sum of the rows' losses."""
+        self.whole = torch.full((rows + 1,), -1, dtype=torch.int64, device=device)
+        """What a micro-batch is told in whole numbers: the seed, then its rows (-1 for none)."""
+        self.real = torch.zeros(5, device=device)
+        """And in real ones: learning rate, Adam's two corrections, (clipping,) factor on the sum of the rows' losses."""
+        self.seed, self.rows, self.share = self.whole[:1], self.whole[1:], self.real[4]
+        model.arena.scalars = self.real[:4]
         self.loss = torch.zeros((), device=device)
         self.graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
-        self.pool = None
+        self.pool: object = None
 
     def logits(self, batch: Unpacked, add: bool = False) -> Tensor:
         """Return the logits [S, classes] of a packed batch."""
@@ -48,8 +50,12 @@ class PackedStep:
             hidden = EncoderLayer.apply(hidden, weights, grads, shape, batch.packed, add)
         return model.head(hidden.index_select(0, batch.first))
 
-    def run(self, budget: int, *, add: bool = False, update: bool = True) -> None:
-        """Compute one micro-batch; `add` to the step's gradient so far, `update` the weights after it."""
+    def run(self, budget: int, *, add: bool = False, update: bool = True, together: bool = True) -> None:
+        """Compute one micro-batch; `add` to the step's gradient so far, `update` the weights after it.
+
+        Args:
+            together: sum the gradient over processes before the update.
+        """
         batch = self.table.unpack(self.rows, budget, self.model.pad_id, self.seed)
         for low, _ in self.model.loose:
             low.grad = None
@@ -61,26 +67,29 @@ class PackedStep:
         (torch._foreach_add_ if add else torch._foreach_copy_)(views, lows)
         self.loss.copy_(self.loss + loss.detach() if add else loss.detach())
         if update:
-            if self.reduce is not None:
+            if self.reduce is not None and together:
                 self.reduce(self.model.arena.grads)
             self.model.arena.update(self.clip_norm)
 
-    def replay(self, budget: int, *, add: bool = False, update: bool = True) -> None:
-        """Do what `run` does by replaying its graph; capture it first where there is none yet."""
-        key = (budget, add, update)
-        if key not in self.graphs:
-            self.graphs[key] = self._capture(*key)
-        self.graphs[key].replay()
+    def take(self, budget: int, *, add: bool = False, update: bool = True) -> None:
+        """Do what `run` does; on a GPU by replaying its graph, captured now where there is none yet."""
+        if not self.whole.is_cuda:
+            self.run(budget, add=add, update=update)
+            return
+        if (budget, add, update) not in self.graphs:
+            self.capture(budget, add=add, update=update)
+        self.graphs[budget, add, update].replay()
 
-    def _capture(self, budget: int, add: bool, update: bool) -> torch.cuda.CUDAGraph:
-        """Capture one variant; weights, state and gradient are as before afterwards."""
+    def capture(self, budget: int, *, add: bool, update: bool) -> None:
+        """Capture one variant; weights, state, gradient and random numbers are as before afterwards."""
         arena = self.model.arena
         state = torch.cuda.get_rng_state(arena.weights.device)
         kept = [t.clone() for t in (arena.weights, arena.first, arena.second, arena.low, arena.grads, self.loss)]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self.run(budget, add=add, update=update)  # compiles kernels, warms the libraries up
+            # Compiles kernels, warms libraries up. Other processes may not capture now: nothing is exchanged.
+            self.run(budget, add=add, update=update, together=False)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
@@ -90,4 +99,4 @@ class PackedStep:
         for tensor, value in zip(originals, kept, strict=True):
             tensor.copy_(value)
         torch.cuda.set_rng_state(state, arena.weights.device)
-        return graph
+        self.graphs[budget, add, update] = graph
