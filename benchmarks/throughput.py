@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import numpy as np
 import torch
+from skytune.training.flops import flops_per_row, peak_flops
 
 from skytune.data.batches import TokenTable
-from skytune.training.flops import flops_per_row, peak_flops
 
 CASES: dict[str, dict[str, Any]] = {
     "published loop, fp32": {"kind": "loop", "batch": 8, "steps": 300, "warm": 50},

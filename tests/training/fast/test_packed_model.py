@@ -13,13 +13,14 @@ from skytune.training.fast.packing import DeviceTable
 from skytune.training.fast.step import PackedStep
 from skytune.training.schedule import build_optimizer
 
+
 def padded_loss(model: torch.nn.Module, data: TokenTable, rows: np.ndarray) -> torch.Tensor:
     return model(**data.batch(rows)).loss
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "camembert", "distilbert"])
 def test_packed_training_is_padded_training(kind, tiny, rows_of):
-    """Ten AdamW steps with clipping: losses, gradient norm and weights of the module loop with torch's own optimizer."""
+    """Ten AdamW steps with clipping: losses, norms and weights of the module loop with torch's own optimizer."""
     config = OptimizerConfig(lr=3e-3, weight_decay=0.1, clip_norm=0.5)
     plain, model = tiny(kind).train(), tiny(kind).train()
     assert why_not(model) == ""

@@ -6,10 +6,10 @@ format, a rounded copy of all weights lies beside them, and gradients have that 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 ALIGNED = 64
 """Elements to which every block of parameters is aligned (whole cache lines in every format)."""
@@ -30,7 +30,7 @@ class Arena:
         self.optimizer = optimizer
         together = {id(p): [id(q) for q in block] for block in blocks for p in block}
         self.places: dict[int, tuple[int, torch.nn.Parameter]] = {}
-        self.regions: list[tuple[int, int, dict[str, object]]] = []
+        self.regions: list[tuple[int, int, dict[str, Any]]] = []
         size = 0
         for group in optimizer.param_groups:
             known = {id(p): p for p in group["params"]}
@@ -68,7 +68,11 @@ class Arena:
         assert len(steps) <= 1, f"parameters took different numbers of steps: {sorted(steps)}"
         self.steps = int(steps.pop()) if steps else 0
         for start, p in self.places.values():
-            state, first, second = self.optimizer.state[p], self._view(self.first, p, start), self._view(self.second, p, start)
+            state, first, second = (
+                self.optimizer.state[p],
+                self._view(self.first, p, start),
+                self._view(self.second, p, start),
+            )
             for view, name in ((first, "exp_avg"), (second, "exp_avg_sq")):
                 if name in state and state[name] is not view:
                     view.copy_(state[name])
@@ -112,9 +116,9 @@ class Arena:
             cut = slice(start, start + size)
             self._adamw(cut, group)
 
-    def _adamw(self, cut: slice, group: dict[str, object]) -> None:
-        beta1, beta2 = group["betas"]  # type: ignore[misc]
-        eps, decay = float(group["eps"]), float(group["weight_decay"])  # type: ignore[arg-type]
+    def _adamw(self, cut: slice, group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        eps, decay = float(group["eps"]), float(group["weight_decay"])
         weights, first, second, grads = self.weights[cut], self.first[cut], self.second[cut], self.grads[cut]
         if not weights.is_cuda:
             rate, one, two, clip = self.scalars.unbind()

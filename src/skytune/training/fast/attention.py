@@ -7,10 +7,9 @@ ships with torch, for long ones, in half precision. `plain`: whole score matrice
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .ops import Drop, Packed, join, kept, sum_rows
-
-Tensor = torch.Tensor
 
 SHORT = 128
 """Longest sequence for which `tiles` is taken where both run (measured on an H100)."""
@@ -66,9 +65,7 @@ def _plain(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor,
     return out.to(qkv.dtype), None
 
 
-def _plain_backward(
-    dout: Tensor, qkv: Tensor, out: Tensor, _: Any, heads: int, drop: Drop, packed: Packed
-) -> Tensor:
+def _plain_backward(dout: Tensor, qkv: Tensor, out: Tensor, _: Any, heads: int, drop: Drop, packed: Packed) -> Tensor:
     query, key, _value = qkv.view(len(qkv), 3, heads, -1).permute(1, 2, 0, 3).float()
     grad = dout.view(len(qkv), heads, -1).transpose(0, 1).float()
     prob, value = _probabilities(qkv, heads, packed)
@@ -101,9 +98,7 @@ def _tiles(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor,
     return out, lse
 
 
-def _tiles_backward(
-    dout: Tensor, qkv: Tensor, out: Tensor, lse: Any, heads: int, drop: Drop, packed: Packed
-) -> Tensor:
+def _tiles_backward(dout: Tensor, qkv: Tensor, out: Tensor, lse: Any, heads: int, drop: Drop, packed: Packed) -> Tensor:
     import triton
 
     from . import attention_kernels

@@ -6,15 +6,15 @@ one product, residual gradients are added inside a matrix product, gradients of 
 reads them, and those of biases fall out of the kernels that are there anyway.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import attention, ops
 from .ops import Drop
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class LayerGrads:
     rise: Tensor
     fall: Tensor
     vectors: Tensor
+    done: Callable[[], None] = lambda: None
+    """Called when the matrices' gradients are there."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,7 @@ class EncoderLayer(torch.autograd.Function):
         qkv = torch.addmm(w.qkv_bias, x, w.qkv.t())
         seen, kept_back = attention.forward(qkv, shape.heads, shape.attention, packed)
         projected = torch.addmm(w.project_bias, seen, w.project.t())
-        middle, z1, stats1 = ops.dropout_add_norm(
-            projected, x, w.norm1, w.norm1_bias, shape.eps, shape.project, packed
-        )
+        middle, z1, stats1 = ops.dropout_add_norm(projected, x, w.norm1, w.norm1_bias, shape.eps, shape.project, packed)
         risen = torch.addmm(w.rise_bias, middle, w.rise.t())
         active = ops.gelu(risen)
         fallen = torch.addmm(w.fall_bias, active, w.fall.t())
@@ -109,6 +109,7 @@ class EncoderLayer(torch.autograd.Function):
             sums[:, 6 * width : 9 * width],
         )  # fmt: skip
         _product_into(g.qkv, dqkv, x, add)
+        g.done()
         return torch.addmm(dx, dqkv, w.qkv), None, None, None, None, None
 
 

@@ -7,17 +7,16 @@ A packed batch is one row of tokens, sequence after sequence. Embeddings and hea
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .arena import Arena
 from .layer import LayerGrads, LayerShape, LayerWeights
 from .ops import Drop, Partials
-
-Tensor = torch.Tensor
-
+from .together import halves
 
 SALT = 65_536
 """Distance of the salts of two dropouts; attention uses one for every head."""
@@ -144,16 +143,20 @@ class PackedModel:
         self.weights = [self._weights(layer) for layer in layers]
         rows = [self.arena.grad_of(*_vectors(layer, names)) for layer in layers]
         stride = (rows[1].storage_offset() - rows[0].storage_offset()) if len(rows) > 1 else rows[0].numel()
-        for before, after in zip(rows, rows[1:], strict=False):
+        for before, after in pairwise(rows):
             assert after.storage_offset() - before.storage_offset() == stride, "layers do not lie in order"
         self.partials = Partials(rows[0].as_strided((len(rows), rows[0].numel()), (stride, 1)))
         self.grads = [self._grads(layer, self.partials.buffer[number]) for number, layer in enumerate(layers)]
+        starts = [grads.qkv.storage_offset() for grads in self.grads]
+        last = self.grads[-1].fall
+        self.halves = halves(starts, last.storage_offset() + last.numel())
+        """Parts of the flat gradient by the layer that completes them, see `Together`."""
         inside = {id(p) for layer in layers for p in layer.parameters()}
         # Embeddings and head run as modules: a copy of the model without its layers, over the rounded weights.
         self.shell = _shell(model, self.family.layers)
         self.loose: list[tuple[nn.Parameter, Tensor]] = []
         own = dict(model.named_parameters())
-        for name, p in list(self.shell.named_parameters()):
+        for name, _ in list(self.shell.named_parameters()):
             assert id(own[name]) not in inside
             low = nn.Parameter(self.arena.low_of(own[name]))
             _put(self.shell, name, low)
@@ -170,16 +173,17 @@ class PackedModel:
         """Return logits [S, classes] of the first tokens' hidden state [S, H]."""
         return self.family.head(self.shell, first)
 
-    def _matrices(self, layer: nn.Module, of: Callable[..., Tensor]) -> list[Tensor]:
+    def _matrices(self, layer: nn.Module, of: Callable[..., Tensor]) -> dict[str, Tensor]:
         n = self.family.names
         joined = of(*(_at(layer, name).weight for name in (n.query, n.key, n.value)))
-        return [joined, *(of(_at(layer, name).weight) for name in (n.project, n.rise, n.fall))]
+        rest = {name: of(_at(layer, getattr(n, name)).weight) for name in ("project", "rise", "fall")}
+        return {"qkv": joined, **rest}
 
     def _weights(self, layer: nn.Module) -> LayerWeights:
         n, of = self.family.names, self.arena.low_of
         own = {name: _at(layer, getattr(n, name)) for name in ("project", "norm1", "rise", "fall", "norm2")}
         return LayerWeights(
-            *self._matrices(layer, of),
+            **self._matrices(layer, of),
             qkv_bias=of(*(_at(layer, name).bias for name in (n.query, n.key, n.value))),
             project_bias=of(own["project"].bias),
             norm1=of(own["norm1"].weight),
@@ -191,7 +195,7 @@ class PackedModel:
         )
 
     def _grads(self, layer: nn.Module, sums: Tensor) -> LayerGrads:
-        return LayerGrads(*self._matrices(layer, self.arena.grad_of), vectors=sums)
+        return LayerGrads(**self._matrices(layer, self.arena.grad_of), vectors=sums)
 
 
 def _vectors(layer: nn.Module, n: Names) -> list[nn.Parameter]:

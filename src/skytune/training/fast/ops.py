@@ -9,8 +9,7 @@ them up at the end.
 from dataclasses import dataclass
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 PROGRAMS = 264
 """Rows of partial sums: two programs for every multiprocessor of an H100."""

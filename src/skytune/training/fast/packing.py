@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...data.batches import Ragged, TokenTable
 from .ops import Packed
-
-Tensor = torch.Tensor
 
 GRAIN = 64
 """Budgets are multiples of this many tokens (one tile of the attention kernel)."""
@@ -71,8 +70,9 @@ class DeviceTable:
         assert isinstance(column, Ragged) and table.labels is not None
         self.tokens = torch.from_numpy(column.values.astype(np.int32)).to(device)
         types = table.columns.get("token_type_ids")
-        used = isinstance(types, Ragged) and len(types.values) and types.values.any()
-        self.types = torch.from_numpy(types.values.astype(np.int32)).to(device) if used else None
+        self.types: Tensor | None = None
+        if isinstance(types, Ragged) and types.values.any():
+            self.types = torch.from_numpy(types.values.astype(np.int32)).to(device)
         self.begin = torch.from_numpy(column.offsets[:-1].copy()).to(device)
         self.length = torch.from_numpy(table.lengths.copy()).to(device)
         self.labels = torch.from_numpy(table.labels.copy()).to(device)
@@ -108,4 +108,6 @@ class DeviceTable:
         begin = torch.where(real, since[which], idle[(place - 1).clamp(min=0)]).int()
         end = torch.where(real, until[which], idle[place.clamp(max=len(idle) - 1)]).int()
         labels = torch.where(there, self.labels[row], -100)
-        return Unpacked(ids, types, positions, Packed(begin, end, bounds, self.longest, seed), since.clamp(max=budget - 1), labels)
+        return Unpacked(
+            ids, types, positions, Packed(begin, end, bounds, self.longest, seed), since.clamp(max=budget - 1), labels
+        )

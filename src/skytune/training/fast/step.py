@@ -1,17 +1,18 @@
 """One optimizer step on packed tokens: eagerly, or captured once for every budget in a CUDA graph and replayed."""
 
 import logging
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from .layer import EncoderLayer
 from .models import PackedModel
 from .packing import DeviceTable, Unpacked
+from .together import Together
 
 log = logging.getLogger(__name__)
-
-Tensor = torch.Tensor
 
 
 class PackedStep:
@@ -19,7 +20,7 @@ class PackedStep:
 
     Args:
         rows: most rows of a micro-batch.
-        reduce: sums the flat gradient over processes, in place; None for one process.
+        together: whether the gradient is summed over processes.
     """
 
     def __init__(
@@ -28,14 +29,21 @@ class PackedStep:
         table: DeviceTable,
         rows: int,
         clip_norm: float | None,
-        reduce: Callable[[Tensor], None] | None = None,
+        together: bool = False,
     ) -> None:
         device = table.tokens.device
-        self.model, self.table, self.clip_norm, self.reduce = model, table, clip_norm, reduce
+        self.model, self.table, self.clip_norm = model, table, clip_norm
+        self.together = Together(model.arena.grads, model.halves) if together else None
+        self.grads = model.grads
+        if self.together is not None:
+            self.grads = [
+                replace(grads, done=partial(self.together.layer_done, number))
+                for number, grads in enumerate(model.grads)
+            ]
         self.whole = torch.full((rows + 1,), -1, dtype=torch.int64, device=device)
         """What a micro-batch is told in whole numbers: the seed, then its rows (-1 for none)."""
         self.real = torch.zeros(5, device=device)
-        """And in real ones: learning rate, Adam's two corrections, (clipping,) factor on the sum of the rows' losses."""
+        """And in real ones: learning rate, Adam's two corrections, (clipping,) factor on the sum of its losses."""
         self.seed, self.rows, self.share = self.whole[:1], self.whole[1:], self.real[4]
         model.arena.scalars = self.real[:4]
         self.loss = torch.zeros((), device=device)
@@ -46,16 +54,18 @@ class PackedStep:
         """Return the logits [S, classes] of a packed batch."""
         model = self.model
         hidden = model.embed(batch.ids, batch.types, batch.positions)
-        for weights, grads, shape in zip(model.weights, model.grads, model.shapes, strict=True):
+        for weights, grads, shape in zip(model.weights, self.grads, model.shapes, strict=True):
             hidden = EncoderLayer.apply(hidden, weights, grads, shape, batch.packed, add)
         return model.head(hidden.index_select(0, batch.first))
 
-    def run(self, budget: int, *, add: bool = False, update: bool = True, together: bool = True) -> None:
+    def run(self, budget: int, *, add: bool = False, update: bool = True, alone: bool = False) -> None:
         """Compute one micro-batch; `add` to the step's gradient so far, `update` the weights after it.
 
         Args:
-            together: sum the gradient over processes before the update.
+            alone: do not sum the gradient over processes.
         """
+        if self.together is not None:
+            self.together.on = update and not alone
         batch = self.table.unpack(self.rows, budget, self.model.pad_id, self.seed)
         for low, _ in self.model.loose:
             low.grad = None
@@ -67,8 +77,8 @@ class PackedStep:
         (torch._foreach_add_ if add else torch._foreach_copy_)(views, lows)
         self.loss.copy_(self.loss + loss.detach() if add else loss.detach())
         if update:
-            if self.reduce is not None and together:
-                self.reduce(self.model.arena.grads)
+            if self.together is not None:
+                self.together.finish()
             self.model.arena.update(self.clip_norm)
 
     def take(self, budget: int, *, add: bool = False, update: bool = True) -> None:
@@ -89,7 +99,7 @@ class PackedStep:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # Compiles kernels, warms libraries up. Other processes may not capture now: nothing is exchanged.
-            self.run(budget, add=add, update=update, together=False)
+            self.run(budget, add=add, update=update, alone=True)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):

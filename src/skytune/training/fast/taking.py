@@ -59,8 +59,7 @@ class PackedSteps:
     ) -> None:
         self.order, self.seed, self.rank, self.world_size, self.micro_size = order, seed, rank, world_size, micro_size
         self.model, self.captured = model, table.tokens.is_cuda
-        reduce = torch.distributed.all_reduce if world_size > 1 else None
-        self.packed = PackedStep(model, table, micro_size, clip_norm, reduce)
+        self.packed = PackedStep(model, table, micro_size, clip_norm, together=world_size > 1)
         last = min(total_steps, first + EPOCHS * order.steps_per_epoch)
         totals = [micro.tokens for step in range(first, last) for micro in self._micros(step)]
         self.budgets = choose_budgets(np.array(totals or [1]), BUDGETS)
@@ -128,9 +127,7 @@ class PackedSteps:
 
     def _micros(self, step: int) -> list[Micro]:
         rows = self.order.rows(step)
-        cut = micro_batches(
-            rows, step=step, rank=self.rank, world_size=self.world_size, micro_size=self.micro_size
-        )
+        cut = micro_batches(rows, step=step, rank=self.rank, world_size=self.world_size, micro_size=self.micro_size)
         found = []
         for micro in cut:
             mine = micro.rows[: micro.real]
