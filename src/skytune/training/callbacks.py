@@ -61,6 +61,9 @@ class Run:
     """Learning rate of the last step."""
     grad_norm: float | None = None
     """Norm of the last step's gradient before clipping; None without clipping."""
+    ahead: int = 0
+    """Steps that the weights are ahead of `step`: where several steps are taken at once, they are told one by one
+    afterwards, and only the last one finds the weights of its own step. Always 0 where there are callbacks of yours."""
     rows: int = 0
     """Rows learned from so far, over all processes."""
     tokens: int = 0

@@ -133,6 +133,8 @@ class Checkpoints(Callback):
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
             settings.every_minutes and minutes >= settings.every_minutes
         )
+        if run.ahead:
+            return
         if run.preempted:
             self.save(run, wait=True)
         elif due and not (run.validating or run.stop):

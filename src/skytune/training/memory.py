@@ -97,7 +97,7 @@ class AtOnce:
         log.warning("out of memory in an evaluation: %d rows at once instead of %d (eval.batch_size)", self.rows, tried)
 
 
-class Steps:
+class Attempts:
     """Attempts at training steps.
 
     Args:

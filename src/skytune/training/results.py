@@ -11,6 +11,7 @@ from .callbacks import Callbacks, Run
 from .checkpointing import Checkpoints
 from .order import SampleOrder
 from .recording import BestWeights
+from .steps import Steps
 
 
 class Phases:
@@ -38,6 +39,7 @@ class Trained:
     callbacks: Callbacks
     checkpoints: Checkpoints
     best: BestWeights
+    steps: Steps
 
     def numbers(self) -> dict[str, Any]:
         """Return everything about the training for `result.json`."""
@@ -61,12 +63,16 @@ class Trained:
             "best": self.best.best,
             "train_rows": run.rows,
             "train_tokens": run.tokens,
-            "padding_share": _padding_share(order, config, run.step),
+            "padding_share": self._padding_share(),
             "samples_per_s": round(run.rows / seconds, 2),
             "tokens_per_s": round(run.tokens / seconds, 1),
             "parameters": sum(p.numel() for p in parameters),
             "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
         }
+
+    def _padding_share(self) -> float:
+        counted = self.steps.padding_share
+        return _padding_share(self.order, self.run.config, self.run.step) if counted is None else round(counted, 4)
 
 
 def _padding_share(order: SampleOrder, config: RunConfig, steps: int) -> float:

@@ -18,6 +18,7 @@ from .checkpointing import Checkpoints
 from .devices import World, join
 from .early_stopping import EarlyStopping
 from .ema import Ema
+from .fast.opening import open_steps
 from .inputs import check_vocabulary, labels_of, open_model, open_tables
 from .loop import total_steps, train
 from .memory import AtOnce, explained, micro_batch
@@ -149,16 +150,8 @@ def _train(
 
     try:
         with explained("the optimizer changed the weights (its own state has their size, once or twice)"):
-            train(
-                run,
-                strategy=strategy,
-                optimizer=optimizer,
-                order=order,
-                table=table,
-                callbacks=callbacks,
-                validate=validate,
-                notice=notice.given,
-            )
+            steps = open_steps(run, strategy, optimizer, order, table, notice.given)
+            train(run, steps=steps, strategy=strategy, order=order, callbacks=callbacks, validate=validate)
     except BaseException:
         callbacks("on_exception", run)
         checkpoints.close()
@@ -171,7 +164,7 @@ def _train(
         strategy.load(checkpoints.weights(step))
     elif ema is not None:
         ema.hand_on()
-    return Trained(run, order, callbacks, checkpoints, best)
+    return Trained(run, order, callbacks, checkpoints, best, steps)
 
 
 def _callbacks(
