@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .arena import Arena
 from .layer import LayerGrads, LayerShape, LayerWeights
+from .lookup import lighten
 from .ops import Drop, Partials
 from .together import halves
 
@@ -154,6 +155,7 @@ class PackedModel:
         inside = {id(p) for layer in layers for p in layer.parameters()}
         # Embeddings and head run as modules: a copy of the model without its layers, over the rounded weights.
         self.shell = _shell(model, self.family.layers)
+        lighten(self.shell)
         self.loose: list[tuple[nn.Parameter, Tensor]] = []
         own = dict(model.named_parameters())
         for name, _ in list(self.shell.named_parameters()):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..order import SampleOrder, micro_batches
 from ..seeding import step_seed
@@ -32,6 +33,29 @@ class Micro:
 
     rows: np.ndarray
     tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The micro-batches of a few steps."""
+
+    first: int
+    steps: list[list[int]]
+    """Tokens of every micro-batch, by step."""
+    of: list[int]
+    """The step, counted from `first`, of every micro-batch."""
+    whole: Tensor
+    """[micro-batches, 1 + rows] on the device, as `PackedStep.whole`."""
+    real: Tensor
+    """[micro-batches, 5] in host memory, as `PackedStep.real`, the learning rates left out."""
+
+    def covers(self, first: int, count: int) -> bool:
+        """Whether it begins with these steps."""
+        return first == self.first and count <= len(self.steps)
+
+    def count(self, steps: int) -> int:
+        """Return the micro-batches of the first steps."""
+        return sum(len(micros) for micros in self.steps[:steps])
 
 
 class PackedSteps:
@@ -63,6 +87,8 @@ class PackedSteps:
         last = min(total_steps, first + EPOCHS * order.steps_per_epoch)
         totals = [micro.tokens for step in range(first, last) for micro in self._micros(step)]
         self.budgets = choose_budgets(np.array(totals or [1]), BUDGETS)
+        self.total_steps = total_steps
+        self._plan: Plan | None = None
         self.real_tokens = self.computed_tokens = 0
         self.capture_seconds = 0.0
 
@@ -85,45 +111,58 @@ class PackedSteps:
         """Share of the computed tokens that were idle."""
         return 1 - self.real_tokens / max(self.computed_tokens, 1)
 
-    def take(self, first: int, rates: list[float]) -> torch.Tensor:
+    def take(self, first: int, rates: list[float]) -> Tensor:
         """Take one step for every learning rate in `rates`; return [2, steps] on the device.
 
         The first row holds this process's part of each step's mean loss (the sum over processes is the loss), the
         second the norm of the whole gradient before clipping.
         """
-        device = self.packed.whole.device
-        steps = [self._micros(first + number) for number in range(len(rates))]
-        count = sum(len(micros) for micros in steps)
-        whole = torch.full((count, len(self.packed.whole)), -1, dtype=torch.int64)
-        real = torch.zeros(count, 5)
+        plan = self._plan if self._plan is not None and self._plan.covers(first, len(rates)) else None
+        plan = plan or self._planned(first, len(rates))
+        real = plan.real[: plan.count(len(rates))]
+        real[:, 0] = torch.tensor([rates[number] for number in plan.of[: len(real)]])
+        real = real.to(self.packed.real.device, non_blocking=True)
+        told = torch.zeros(2, len(rates), device=real.device)
         at = 0
-        for number, micros in enumerate(steps):
-            size = len(self.order.rows(first + number))
-            one, two = self.model.arena.corrections(first + number + 1)
-            for micro in micros:
-                whole[at, 0] = step_seed(self.seed, first + number, self.rank) & 0x7FFFFFFF
-                whole[at, 1 : 1 + len(micro.rows)] = torch.from_numpy(micro.rows)
-                real[at] = torch.tensor([rates[number], one, two, 0.0, 1 / size])
-                at += 1
-        if self.captured:
-            whole, real = whole.pin_memory(), real.pin_memory()
-        whole, real = whole.to(device, non_blocking=True), real.to(device, non_blocking=True)
-        told = torch.zeros(2, len(rates), device=device)
-        at = 0
-        for number, micros in enumerate(steps):
+        for number in range(len(rates)):
             torch.manual_seed(step_seed(self.seed, first + number, self.rank))
-            for index, micro in enumerate(micros):
-                self.packed.whole.copy_(whole[at])
+            micros = plan.steps[number]
+            for index, tokens in enumerate(micros):
+                self.packed.whole.copy_(plan.whole[at])
                 self.packed.real.copy_(real[at])
-                budget = self._budget(micro.tokens)
+                budget = self._budget(tokens)
                 self.packed.take(budget, add=index > 0, update=index == len(micros) - 1)
-                self.real_tokens += micro.tokens
+                self.real_tokens += tokens
                 self.computed_tokens += budget
                 at += 1
             told[0, number].copy_(self.packed.loss)
             told[1, number].copy_(self.model.arena.norm)
         self.model.arena.count(first + len(rates))
+        # While the device works: what the next block needs.
+        after = first + len(rates)
+        self._plan = self._planned(after, min(len(rates), self.total_steps - after)) if self.captured else None
         return told
+
+    def _planned(self, first: int, count: int) -> "Plan":
+        """Lay out the micro-batches of some steps, and copy their rows to the device."""
+        steps = [self._micros(first + number) for number in range(count)]
+        of = [number for number, micros in enumerate(steps) for _ in micros]
+        whole = np.full((len(of), len(self.packed.whole)), -1, dtype=np.int64)
+        real = np.zeros((len(of), 5), dtype=np.float32)
+        at = 0
+        for number, micros in enumerate(steps):
+            size = len(self.order.rows(first + number))
+            corrections = self.model.arena.corrections(first + number + 1)
+            for micro in micros:
+                whole[at, 0] = step_seed(self.seed, first + number, self.rank) & 0x7FFFFFFF
+                whole[at, 1 : 1 + len(micro.rows)] = micro.rows
+                real[at, 1:3], real[at, 4] = corrections, 1 / size
+                at += 1
+        rows, numbers = torch.from_numpy(whole), torch.from_numpy(real)
+        if self.captured:
+            rows, numbers = rows.pin_memory(), numbers.pin_memory()
+        rows = rows.to(self.packed.whole.device, non_blocking=True)
+        return Plan(first, [[micro.tokens for micro in micros] for micros in steps], of, rows, numbers)
 
     def _micros(self, step: int) -> list[Micro]:
         rows = self.order.rows(step)
