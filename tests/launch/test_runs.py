@@ -32,7 +32,7 @@ CHANGES = {
 """Keys that decide what is learned, or which weights are handed on."""
 
 KEEPS = {
-    "cache": False, "plugins": ["json"], "compute.device": "cpu", "launch.num_processes": 4, "launch.threads": 2,
+    "cache": False, "plugins": ["json"], "compute.fast": "off", "compute.device": "cpu", "launch.num_processes": 4, "launch.threads": 2,
     "launch.grace_seconds": 3.0, "launch.start_timeout_seconds": 20.0, "loader.num_workers": 3, "loader.prefetch": 5,
     "loader.pin_memory": False, "log.every_steps": 1, "log.every_seconds": 1.0, "batch.micro_size": 4,
     "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,

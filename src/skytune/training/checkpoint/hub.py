@@ -167,7 +167,7 @@ class HubBackend(Backend):
             try:
                 self.api.create_repo(self.repo, private=True, exist_ok=True)
             except KeyError:
-                pass  # another process made it at the same moment: the Hub's answer then lacks what the client looks for
+                pass  # another process made it at the same moment: the Hub's answer then lacks what the client wants
             self._there = True
 
     def _commit(self, message: str, files: Any, *others: Any, parent: str | None = None) -> None:
