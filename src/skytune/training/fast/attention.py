@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ops import Drop, Packed, join, kept, sum_rows
+from .ops import PROGRAMS, Drop, Packed, join, kept
 
 SHORT = 128
 """Longest sequence for which `tiles` is taken where both run (measured on an H100)."""
@@ -34,9 +34,10 @@ def backward(
     chosen = way(qkv, packed)
     if chosen == "flash":
         return join(_flash_backward(dout, qkv, out, kept_back, heads, drop, packed), sums)
-    ways = {"plain": _plain_backward, "tiles": _tiles_backward}
-    dqkv = ways[chosen](dout, qkv, out, kept_back, heads, drop, packed)
-    sum_rows(dqkv, sums)
+    if chosen == "tiles":
+        return _tiles_backward(dout, qkv, out, kept_back, heads, drop, packed, sums)
+    dqkv = _plain_backward(dout, qkv, heads, drop, packed)
+    sums[0] = dqkv.float().sum(0)
     return dqkv
 
 
@@ -65,7 +66,7 @@ def _plain(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor,
     return out.to(qkv.dtype), None
 
 
-def _plain_backward(dout: Tensor, qkv: Tensor, out: Tensor, _: Any, heads: int, drop: Drop, packed: Packed) -> Tensor:
+def _plain_backward(dout: Tensor, qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> Tensor:
     query, key, _value = qkv.view(len(qkv), 3, heads, -1).permute(1, 2, 0, 3).float()
     grad = dout.view(len(qkv), heads, -1).transpose(0, 1).float()
     prob, value = _probabilities(qkv, heads, packed)
@@ -98,7 +99,9 @@ def _tiles(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor,
     return out, lse
 
 
-def _tiles_backward(dout: Tensor, qkv: Tensor, out: Tensor, lse: Any, heads: int, drop: Drop, packed: Packed) -> Tensor:
+def _tiles_backward(
+    dout: Tensor, qkv: Tensor, out: Tensor, lse: Any, heads: int, drop: Drop, packed: Packed, sums: Tensor
+) -> Tensor:
     import triton
 
     from . import attention_kernels
@@ -106,11 +109,19 @@ def _tiles_backward(dout: Tensor, qkv: Tensor, out: Tensor, lse: Any, heads: int
     tokens, width = dout.shape
     dqkv = torch.empty_like(qkv)
     block = _block(tokens)
-    attention_kernels.backward[(triton.cdiv(tokens, block), heads, 2)](
-        qkv, out, dout, lse, dqkv, packed.begin, packed.end, packed.seed, drop.salt, drop.threshold, drop.raised,
-        _scale(qkv, heads), tokens, HEADS=heads, D=width // heads, M=block, N=block, DROP=drop.rate > 0,
-        PRECISION=_precision(qkv), num_warps=4,
+    tiles = triton.cdiv(tokens, block)
+    # A tile leaves one row of sums. Where there are more tiles than rows, they are added up first.
+    partial = sums if tiles <= PROGRAMS else torch.empty(tiles, 3 * width, device=sums.device)
+    attention_kernels.backward[(tiles, heads, 2)](
+        qkv, out, dout, lse, dqkv, partial, partial.stride(0), packed.begin, packed.end, packed.seed, drop.salt,
+        drop.threshold, drop.raised, _scale(qkv, heads), tokens, HEADS=heads, D=width // heads, M=block, N=block,
+        DROP=drop.rate > 0, PRECISION=_precision(qkv), num_warps=4,
     )  # fmt: skip
+    if tiles <= PROGRAMS:
+        sums[tiles:].zero_()  # another budget's rows
+    else:
+        torch.sum(partial, 0, out=sums[0])
+        sums[1:].zero_()
     return dqkv
 
 

@@ -57,11 +57,14 @@ def forward(
 
 @triton.jit
 def backward(
-    qkv, out, dout, lse, dqkv, begin, end, seed, salt, threshold, raised, scale, T,
+    qkv, out, dout, lse, dqkv, partial, stride, begin, end, seed, salt, threshold, raised, scale, T,
     HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dqkv [T, 3, HEADS, D]: half of the programs take a tile as keys and values, half as queries; no atomics."""
+    """dqkv [T, 3, HEADS, D]: half of the programs take a tile as keys and values, half as queries; no atomics.
+
+    Row i of `partial` [tiles, 3 * HEADS * D] gets the sums of dqkv over tile i, for the biases before it.
+    """
     head = tl.program_id(1)
     d = tl.arange(0, D)
     row: tl.constexpr = 3 * HEADS * D
@@ -72,6 +75,7 @@ def backward(
     first = tl.load(begin + tl.program_id(0) * M)
     last = tl.load(end + tl.minimum(tl.program_id(0) * M + M, T) - 1)
     at = tile[:, None] * row + head * D + d[None, :]
+    sums = partial + tl.program_id(0) * stride + head * D + d
     if tl.program_id(2) == 0:
         tile_k = tl.load(qkv + wide + at, mask=tile_in[:, None], other=0.0)
         tile_v = tl.load(qkv + 2 * wide + at, mask=tile_in[:, None], other=0.0)
@@ -98,8 +102,12 @@ def backward(
             dv += tl.dot(tl.trans(after.to(do.dtype)), do, input_precision=PRECISION)
             dscore = prob * (dprob - delta[:, None])
             dk += tl.dot(tl.trans(dscore.to(q.dtype)), q, input_precision=PRECISION)
-        tl.store(dqkv + wide + at, (dk * scale).to(dqkv.dtype.element_ty), mask=tile_in[:, None])
-        tl.store(dqkv + 2 * wide + at, dv.to(dqkv.dtype.element_ty), mask=tile_in[:, None])
+        dk = (dk * scale).to(dqkv.dtype.element_ty)
+        dv = dv.to(dqkv.dtype.element_ty)
+        tl.store(dqkv + wide + at, dk, mask=tile_in[:, None])
+        tl.store(dqkv + 2 * wide + at, dv, mask=tile_in[:, None])
+        tl.store(sums + wide, tl.sum(tl.where(tile_in[:, None], dk.to(tl.float32), 0.0), 0))
+        tl.store(sums + 2 * wide, tl.sum(tl.where(tile_in[:, None], dv.to(tl.float32), 0.0), 0))
     else:
         tile_q = tl.load(qkv + at, mask=tile_in[:, None], other=0.0)
         o_at = tile[:, None] * wide + head * D + d[None, :]
@@ -123,4 +131,6 @@ def backward(
                 dprob = tl.where(keep, dprob * raised, 0.0)
             dscore = prob * (dprob - delta[:, None])
             dq += tl.dot(dscore.to(k.dtype), k, input_precision=PRECISION)
-        tl.store(dqkv + at, (dq * scale).to(dqkv.dtype.element_ty), mask=tile_in[:, None])
+        dq = (dq * scale).to(dqkv.dtype.element_ty)
+        tl.store(dqkv + at, dq, mask=tile_in[:, None])
+        tl.store(sums, tl.sum(tl.where(tile_in[:, None], dq.to(tl.float32), 0.0), 0))

@@ -155,18 +155,6 @@ def gelu_backward(df, h, dh, partial, stride, T, C, ROWS: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def column_sums(x, partial, stride, T, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """A row of `partial` gets sums over some rows of x [T, C]."""
-    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(tl.program_id(0) * ROWS, T, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        inside = (row < T)[:, None] & (col < C)[None, :]
-        total += tl.load(x + row[:, None] * C + col[None, :], mask=inside, other=0.0).to(tl.float32)
-    tl.store(partial + tl.program_id(0) * stride + col, tl.sum(total, 0), mask=col < C)
-
-
-@triton.jit
 def join(q, k, v, out, partial, stride, T, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """out [T, 3C] is q, k and v [T, C] side by side; a row of `partial` gets its sums over some rows."""
     part = tl.program_id(2)

@@ -164,21 +164,6 @@ def gelu_backward(df: Tensor, h: Tensor, partial: Tensor) -> Tensor:
     return dh
 
 
-def sum_rows(x: Tensor, partial: Tensor) -> None:
-    """`partial` [programs, C] gets the sums of x [T, C] over its rows."""
-    if not _triton(x):
-        partial[0] = x.float().sum(0)
-        return
-    import triton
-
-    from . import kernels
-
-    rows, columns = x.shape
-    kernels.column_sums[(PROGRAMS, triton.cdiv(columns, 256))](
-        x, partial, partial.stride(0), rows, columns, ROWS=8, BLOCK=256, num_warps=4
-    )
-
-
 def join(parts: tuple[Tensor, Tensor, Tensor], partial: Tensor) -> Tensor:
     """Return three [T, C] side by side; `partial` [programs, 3C] gets the sums over rows. CUDA only."""
     import triton
