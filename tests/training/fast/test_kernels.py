@@ -143,7 +143,9 @@ def test_adamw(low):
         _step(arena)
     torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=0)
     if low:
-        torch.testing.assert_close(arena.low[:5000].float(), ours.detach(), atol=0, rtol=2**-7)  # the interpreter cuts off, a GPU rounds
+        torch.testing.assert_close(
+            arena.low[:5000].float(), ours.detach(), atol=0, rtol=2**-7
+        )  # the interpreter cuts off, a GPU rounds
 
 
 def _step(arena: Any) -> None:

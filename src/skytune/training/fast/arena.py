@@ -77,7 +77,9 @@ class Arena:
                 if name in state and state[name] is not view:
                     view.copy_(state[name])
                 state[name] = view
-            state["step"] = torch.tensor(float(self.steps))
+            # Where torch's own step would look for it.
+            device = p.device if self.optimizer.defaults.get("fused") else "cpu"
+            state["step"] = torch.tensor(float(self.steps), device=device)
         self.round()
 
     def count(self, steps: int) -> None:

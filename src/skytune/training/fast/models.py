@@ -1,7 +1,8 @@
 """Which models have a packed form: where their embeddings, layers and head are.
 
 A packed batch is one row of tokens, sequence after sequence. Embeddings and head run as the model has them, layers by
-`EncoderLayer`. What is listed here is tried out against the padded model before it is trusted (`step.check`).
+`EncoderLayer`. What is listed here is tried out against the model itself before it is trusted
+(`checking.disagreement`).
 """
 
 import copy

@@ -50,6 +50,14 @@ def open_steps(
         return eager
     assert isinstance(optimizer, torch.optim.AdamW)
     steps = FastSteps(run, strategy, optimizer, order, table, notice)
+    differs = steps.try_out(table, order)
+    if differs:
+        if wanted is Fast.on:
+            raise UserError(f"compute.fast=on: {differs} (compute.fast=auto takes the plain way)")
+        log.warning("steps are taken the plain way, not on the fast path: %s", differs)
+        run.report["steps_taken"] = f"plain: {differs}"
+        return eager
+    steps.packed.prepare()
     run.report["steps_taken"] = "fast"
     run.report["fast"] = {"budgets": steps.packed.budgets, "capture_s": round(steps.packed.capture_seconds, 2)}
     if world.main:
@@ -88,7 +96,16 @@ class FastSteps:
             micro_size=run.micro_batch, clip_norm=config.optimizer.clip_norm, first=run.step,
             total_steps=run.total_steps,
         )  # fmt: skip
-        self.packed.prepare()
+
+    def try_out(self, table: TokenTable, order: SampleOrder) -> str:
+        """Return how the packed form differs from the model on some process, as the end of a sentence."""
+        from .checking import disagreement
+
+        run = self.run
+        found = disagreement(run.model, self.packed.packed, table, order.rows(min(run.step, run.total_steps - 1)))
+        said = torch.tensor(float(bool(found)), device=run.world.device)
+        elsewhere = bool(self.strategy.reduce_sum(said).item())
+        return found or ("the packed form differs on another process" if elsewhere else "")
 
     @property
     def padding_share(self) -> float | None:
