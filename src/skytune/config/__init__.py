@@ -5,7 +5,7 @@ from .compute import ComputeConfig, Device, LaunchConfig
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
 from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
-from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, Select
+from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
 from .model import ModelConfig
 from .run import DebugConfig, Pipeline, Precision, RunConfig
 from .training import (
@@ -21,7 +21,7 @@ __all__ = [
     "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
     "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
-    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
+    "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
     "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
     "Select", "UploadConfig", "UserError", "WorkerError", "from_dict", "to_dict",
 ]  # fmt: skip

@@ -33,6 +33,7 @@ from .recording import BestWeights, History
 from .remembering import refuse_empty_start, remember
 from .results import Phases, Trained
 from .schedule import build_optimizer
+from .snapshot import Snapshot
 from .strategy import Replicated, Strategy
 from .tracking import Tracking
 from .upload import Upload
@@ -63,7 +64,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         else:
             strategy.module = model.to(world.device)
     at_once = AtOnce(config.eval.batch_size)
-    trained = _train(jobdir, job, world, strategy, tables, phases, at_once) if job.kind == "train" else None
+    trained = _train(jobdir, job, world, strategy, tables, phases, at_once, started) if job.kind == "train" else None
     status = "preempted" if trained is not None and trained.run.preempted else "completed"
     if status == "completed":
         if trained is not None and world.main:
@@ -102,6 +103,7 @@ def _train(
     tables: dict[str, TokenTable],
     phases: Phases,
     at_once: AtOnce,
+    started: float,
 ) -> Trained:
     """Train and leave the selected weights in the strategy's model, or none where the run was told to end before."""
     config, table = job.config, tables["train"]
@@ -124,14 +126,13 @@ def _train(
         steps_per_epoch=order.steps_per_epoch,
         micro_batch=micro_batch(config.batch.global_size, config.batch.micro_size, world.size),
         extra=reveal(config.extra),
+        begun=started,
     )
     best, history = BestWeights(config), History()
     ema = Ema(config.ema.decay, run.model) if config.ema.decay else None
     callbacks = _callbacks(config, history, best, ema, Tracking(job, history))
-    checkpoints = Checkpoints(
-        config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, strategy, optimizer, best, history,
-        callbacks, ema,
-    )  # fmt: skip
+    snapshot = Snapshot(strategy, optimizer, best, history, callbacks, ema)
+    checkpoints = Checkpoints(config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, snapshot)
     checkpoints.open(launch=os.environ.get("SKYTUNE_LAUNCH") or str(os.getpid()))
     checkpoints.resume(run)
     refuse_empty_start(run.model, run.resumed_from, config.model.name)
@@ -160,7 +161,7 @@ def _train(
     if run.preempted:
         reason = notice.reason or "another process was"
         log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
-    elif (step := best.wanted(run)) is not None:
+    elif (step := checkpoints.wanted(run)) is not None:
         strategy.load(checkpoints.weights(step))
     elif ema is not None:
         ema.hand_on()
