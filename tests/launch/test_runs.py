@@ -32,14 +32,16 @@ CHANGES = {
 """Keys that decide what is learned, or which weights are handed on."""
 
 KEEPS = {
-    "cache": False, "plugins": ["json"], "compute.fast": "off", "compute.device": "cpu", "launch.num_processes": 4, "launch.threads": 2,
+    "cache": False, "plugins": ["json"], "compute.fast": "off",
+    "compute.device": "cpu", "launch.num_processes": 4, "launch.threads": 2,
     "launch.grace_seconds": 3.0, "launch.start_timeout_seconds": 20.0, "loader.num_workers": 3, "loader.prefetch": 5,
     "loader.pin_memory": False, "log.every_steps": 1, "log.every_seconds": 1.0, "batch.micro_size": 4,
     "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,
     "data.max_rows": 100, "resume": "never", "launch.stop_seconds": 5.0, "checkpoint.store": "/else/where",
     "checkpoint.every_steps": 7, "checkpoint.every_minutes": 1.0, "checkpoint.keep": 5,
     "checkpoint.asynchronous": False, "checkpoint.stall_seconds": 1.0, "checkpoint.retry_seconds": 1.0,
-    "checkpoint.on_failure": "stop", "checkpoint.lease_seconds": 1.0, "batch.auto": True, "upload.url": "/else/where", "upload.private": False,
+    "checkpoint.on_failure": "stop", "checkpoint.lease_seconds": 1.0, "batch.auto": True,
+    "upload.url": "/else/where", "upload.private": False,
     "tracker.names": ["wandb"], "tracker.dir": "/else/where", "tracker.wandb.project": "p",
     "tracker.wandb.entity": "me", "tracker.wandb.group": "g", "tracker.wandb.tags": ["a"], "tracker.wandb.notes": "n",
     "tracker.wandb.mode": "offline", "tracker.wandb.save_code": True, "tracker.wandb.init_timeout": 1.0,
