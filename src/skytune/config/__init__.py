@@ -1,5 +1,6 @@
 """The room of typed configuration: one dataclass a group, validated when it is made; no Hydra needed here."""
 
+from .benchmark import BenchmarkConfig, Held, PriceSource
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .convert import from_dict, to_dict
@@ -13,15 +14,18 @@ from .training import (
     LoaderConfig,
     OptimizerConfig,
     OptimizerName,
+    ScaleLr,
     ScheduleConfig,
     ScheduleName,
 )
 
 __all__ = [
-    "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
-    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
+    "METRICS", "BadRows", "BatchConfig",
+    "BenchmarkConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig",
+    "DataSource",
+    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "Held", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
     "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
-    "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
+    "Preempted", "PriceSource", "RunConfig", "ScaleLr", "ScheduleConfig", "ScheduleName",
     "Select", "UploadConfig", "UserError", "WorkerError", "from_dict", "to_dict",
 ]  # fmt: skip
