@@ -10,6 +10,7 @@ import numpy as np
 import skytune
 
 from ..config import RunConfig
+from ..config.folders import home
 from ..data.batches import TokenTable
 from ..job import JobDir, read_json
 from ..report.cost import Attempt, Cost
@@ -61,7 +62,6 @@ def done_row(
     result: Mapping[str, Any],
     attempts: Sequence[Attempt],
     price_source: str = "",
-    mfu: float | None = None,
 ) -> dict[str, Any]:
     """Return the row of a finished cell.
 
@@ -69,7 +69,6 @@ def done_row(
         job: its job directory, with predictions of the validation split.
         result: `outputs/result.json`.
         attempts: all starts, with what was paid for each.
-        mfu: where the caller knows it better than `mfu_of`.
 
     Raises:
         UserError: the predictions cannot be scored.
@@ -86,6 +85,7 @@ def done_row(
     }
     scores = quality(cell.config, job)
     samples = result.get("train_rows")
+    steady = steady_rate(job.read_history())
     points = 100 * (scores["accuracy"] - scores["baseline_accuracy"]) if scores.get("accuracy") is not None else 0.0
     usd = cost.usd
     row = base_row(experiment, cell)
@@ -106,8 +106,9 @@ def done_row(
         "total_s": round(cost.seconds, 3),
         "attempts": len(attempts),
         "samples_per_s": result.get("samples_per_s"),
+        "steady_samples_per_s": steady,
         "tokens_per_s": result.get("tokens_per_s"),
-        "mfu": _known(result.get("mfu"), mfu, lambda: mfu_of(job, result)),
+        "mfu": mfu_of(job, result, steady or result.get("samples_per_s")),
         "parameters": result.get("parameters"),
         "peak_memory_bytes": result.get("peak_memory_bytes"),
         "usd_per_hour": attempts[-1].usd_per_hour if attempts else None,
@@ -117,7 +118,7 @@ def done_row(
         "usd_per_accuracy_point": None if usd is None or points <= 0 else round(usd / points, 8),
         **scores,
         "run_key": result.get("run_key"),
-        "job": str(job.root),
+        "job": place_of(job),
         "finished_at": now(),
         "torch": (result.get("versions") or {}).get("torch"),
         "skytune": skytune.__version__,
@@ -144,7 +145,7 @@ def ended_row(
         "usd_per_hour": attempts[-1].usd_per_hour if attempts else None,
         "price_source": (attempts[-1].source if attempts else "") or price_source or None,
         "usd_total": None if cost.usd is None else round(cost.usd, 8),
-        "job": None if job is None else str(job.root),
+        "job": None if job is None else place_of(job),
         "finished_at": now(),
         "skytune": skytune.__version__,
     }
@@ -164,17 +165,34 @@ def quality(config: RunConfig, job: JobDir) -> dict[str, Any]:
     return {**found, "baseline_accuracy": round(float(share), 6), "eval_rows": len(labels)}
 
 
-def mfu_of(job: JobDir, result: Mapping[str, Any]) -> float | None:
-    """Return model FLOPs utilization of the training steps; None where the device's peak or the model's sizes are
+def steady_rate(history: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return rows a second after the first fifth of the steps; None where too little was recorded."""
+    steps = [record for record in history if record.get("kind") == "step"]
+    if len(steps) < 3:
+        return None
+    last = steps[-1]
+    first = next(record for record in steps if record["step"] >= last["step"] / 5)
+    seconds = last["elapsed_s"] - first["elapsed_s"]
+    return round((last["rows"] - first["rows"]) / seconds, 2) if seconds > 0 else None
+
+
+def mfu_of(job: JobDir, result: Mapping[str, Any], rate: float | None) -> float | None:
+    """Return model FLOPs utilization at so many rows a second; None where the device's peak or the model's sizes are
     unknown."""
     peak = peak_flops(str(result.get("device") or ""))
     config, rows = job.model / "config.json", job.inputs / "train"
-    if peak is None or not config.is_file() or not rows.is_dir() or not result.get("samples_per_s"):
-        return None
+    if peak is None or not config.is_file() or not rows.is_dir() or not rate:
+        return result.get("mfu")
     flops = flops_per_row(SimpleNamespace(**read_json(config)), TokenTable.open(rows).lengths)
     if flops is None:
         return None
-    return round(float(np.mean(flops)) * result["samples_per_s"] / (peak * result.get("world_size", 1)), 4)
+    return round(float(np.mean(flops)) * rate / (peak * result.get("world_size", 1)), 4)
+
+
+def place_of(job: JobDir) -> str:
+    """Return a job's folder, without SKYTUNE_HOME before it: results may be shown elsewhere."""
+    home_ = home().absolute()
+    return str(job.root.relative_to(home_)) if job.root.is_relative_to(home_) else str(job.root)
 
 
 def now() -> str:
@@ -193,7 +211,3 @@ def _name(strategy: Any) -> str | None:
 
 def _number(value: Any) -> float | None:
     return None if value is None or value != value else round(float(value), 6)
-
-
-def _known(first: Any, second: Any, last: Any) -> Any:
-    return first if first is not None else second if second is not None else last()

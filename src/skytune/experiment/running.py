@@ -10,12 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from .. import data
 from ..config import NotReachable, Preempted, RunConfig, UserError, to_dict
+from ..config.folders import home
 from ..job import JobDir
 from ..launch import Launcher, LocalLauncher, train
 from ..report.cost import Cost, dollars
@@ -154,7 +154,7 @@ class Runner:
             self.watch.end(running, Cost(self._attempts(planned, job)).usd or 0.0)
         self._write(planned, {**row, "data_fingerprint": prepared.fingerprint})
         if row["status"] == "done" and not self.plan.config.benchmark.keep_models:
-            for weights in Path(row["job"]).glob("outputs/model/*.safetensors"):
+            for weights in (home() / row["job"]).glob("outputs/model/*.safetensors"):
                 weights.unlink()
 
     def _ended(self, planned: Planned, running: Running, status: str, reason: str) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from ..steps.run_experiment import run_experiment
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
 def benchmark(config: dict[str, Any]) -> None:
     """Run an experiment design and draw its results."""
+    # ZenML's own for tables: parquet. Imported here, because it imports pandas, which other pipelines need not pay for.
+    from zenml.integrations.pandas.materializers.pandas_materializer import PandasMaterializer
+
     run = from_dict(RunConfig, config)
-    results = on(run_experiment, run)(design=to_dict(run.benchmark))
+    tabled = on(run_experiment, run).with_options(output_materializers={"results": PandasMaterializer})
+    results = tabled(design=to_dict(run.benchmark))
     on(draw_results, run)(results)

@@ -9,8 +9,11 @@ import yaml
 
 from . import figures, text
 from .cost import dollars
-from .findings import FACTOR, Group, groups, sentences
+from .findings import FACTOR, Group, groups, sentences, varying
 from .fit import LEVEL, TERMS, Fit, Row, comparable, fits, matching
+
+MOST_SENTENCES = 8
+"""More are folded away."""
 
 HELD = {
     "global_batch": "the global batch is the same in all cells: the same optimization, spread over more devices",
@@ -43,9 +46,10 @@ def build_experiment_page(
         title=name,
         note=note,
         subtitle=_subtitle(rows, design),
-        cards=_cards(rows, found),
-        sentences=sentences(found),
-        charts=_charts(found, models, rows),
+        cards=_cards(rows, varying(found)),
+        told=sentences(found),
+        most=MOST_SENTENCES,
+        charts=_charts(varying(found), models, rows),
         factors=factors,
         table=[_line(group, factors) for group in found],
         priced=any(group.values["usd_total"] for group in found),
@@ -162,11 +166,11 @@ def _model(fit: Fit) -> dict[str, Any]:
 def _predictions(
     models: Mapping[tuple[str, ...], Fit], rows: Sequence[Row], planned: Sequence[Row], factors: Sequence[str]
 ) -> list[dict[str, Any]]:
-    done = {row["cell"] for row in rows if row.get("status") == "done"}
+    done = {tuple(row.get(f"{FACTOR}{name}") for name in factors) for row in rows if row.get("status") == "done"}
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in planned:
         levels = tuple(row.get(f"{FACTOR}{name}") for name in factors)
-        if row["cell"] in done or levels in found or not (row.get("samples") and row.get("steps")):
+        if levels in done or levels in found or not (row.get("samples") and row.get("steps")):
             continue
         fit = matching(models, row)
         if fit is not None:

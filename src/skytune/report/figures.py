@@ -20,8 +20,9 @@ VARIABLES = {**{color: f"var(--s{i})" for i, color in enumerate(SERIES, 1)}, INK
              GRID: "var(--grid)", SURFACE: "var(--surface)"}  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
-INCHES = (6.4, 3.7)
-"""460 pixels across at 72 a inch: letters of 12 pixels are as large as the page's."""
+WIDE, TALL, LINE = 6.4, 3.4, 0.23
+"""Inches; 460 pixels across at 72 an inch: letters of 12 pixels are as large as the page's. Every line of the legend
+makes a figure taller."""
 
 
 def time_against_cost(found: Sequence[Group]) -> Markup | None:
@@ -63,8 +64,9 @@ def quality_against(found: Sequence[Group], column: str) -> Markup | None:
             [points[i][0] for i in front], [points[i][1] for i in front], color=SERIES[1], linewidth=1.6, zorder=2,
             label="Pareto front", drawstyle="steps-post",
         )  # fmt: skip
-        for i in front:
-            _note(axes, points[i], known[i].label, SERIES[1])
+        for place, i in enumerate(front):
+            if place in (0, len(front) // 2, len(front) - 1):
+                _note(axes, points[i], known[i].label, SERIES[1], -14 if place % 2 else 5)
         axes.set_xlabel({"usd_total": "cost in USD", "total_s": "paid time in seconds"}[column])
         axes.set_ylabel("accuracy (validation)")
         axes.margins(x=0.18)
@@ -105,10 +107,10 @@ def quality_over(found: Sequence[Group], factor: str, label: str, logarithmic: b
         return None
 
     def draw(axes: Any) -> None:
-        names = (factor, *DEVICES) if factor != "global_batch" else ("batch", *DEVICES)
-        lines = [line for line in _series(known, names).items() if len(line[1]) > 1][: len(SERIES)]
+        names = ("batch", *DEVICES) if factor == "global_batch" else (factor,)
+        lines = [(name, _one_each(members, factor)) for name, members in _series(known, names).items()]
+        lines = [line for line in lines if len(line[1]) > 1][: len(SERIES)]
         for index, (name, members) in enumerate(lines):
-            members = sorted(members, key=lambda group: _value(group, factor))
             shift = 1.025 ** (index - (len(lines) - 1) / 2)  # side by side, so that the intervals can be told apart
             xs = [_value(group, factor) * (shift if logarithmic else 1) for group in members]
             ys = [group.mean("accuracy") or 0.0 for group in members]
@@ -154,6 +156,16 @@ def _value(group: Group, factor: str) -> Any:
     return group.levels[factor] if factor in group.levels else group.row.get(factor)
 
 
+def _one_each(found: Sequence[Group], factor: str) -> list[Group]:
+    """Return one group a level, in order: of several (on other numbers of devices) the one with the most seeds."""
+    best: dict[Any, Group] = {}
+    for group in found:
+        level = _value(group, factor)
+        if level not in best or len(group.values["accuracy"]) > len(best[level].values["accuracy"]):
+            best[level] = group
+    return [best[level] for level in sorted(best)]
+
+
 def _series(found: Sequence[Group], without: Sequence[str]) -> dict[str, list[Group]]:
     series: dict[str, list[Group]] = {}
     for group in found:
@@ -179,8 +191,8 @@ def _bars(axes: Any, xs: Sequence[float], ys: Sequence[float], widths: Sequence[
             axes.errorbar([x], [y], yerr=[width], color=SERIES[index % len(SERIES)], capsize=3, linewidth=1.2)
 
 
-def _note(axes: Any, point: tuple[float, float], what: str, color: str = MUTED) -> None:
-    axes.annotate(what, point, xytext=(6, 5), textcoords="offset points", fontsize=10, color=color)
+def _note(axes: Any, point: tuple[float, float], what: str, color: str = MUTED, up: float = 5) -> None:
+    axes.annotate(what, point, xytext=(6, up), textcoords="offset points", fontsize=10, color=color)
 
 
 def _log(axes: Any, which: str, values: Sequence[float | None]) -> None:
@@ -209,7 +221,7 @@ def _svg(label: str, draw: Callable[[Any], None]) -> Markup:
         "legend.frameon": False, "legend.fontsize": 11, "axes.axisbelow": True,
     }  # fmt: skip
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=INCHES, layout="constrained")
+        figure = Figure(figsize=(WIDE, TALL), layout="constrained")
         figure.patch.set_alpha(0)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
@@ -217,9 +229,10 @@ def _svg(label: str, draw: Callable[[Any], None]) -> Markup:
         handles, labels = axes.get_legend_handles_labels()
         if 1 < len(labels) <= 8:
             columns = 1 if max(map(len, labels)) > 28 else 2 if max(map(len, labels)) > 14 else 3
+            figure.set_size_inches(WIDE, TALL + LINE * -(-len(labels) // columns))
             figure.legend(handles, labels, loc="outside lower center", ncols=columns)
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Title": None})
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return _inlined(out.getvalue(), label)
 
 

@@ -18,7 +18,10 @@ FACTOR = "factor_"
 DEVICES = ("compute", "processes")
 """Factors that change how many devices there are."""
 
-NUMBERS = ("total_s", "train_s", "usd_total", "usd_per_1000_samples", "samples_per_s", "accuracy", "f1", "mfu", "loss")
+NUMBERS = (
+    "total_s", "train_s", "usd_total", "usd_per_1000_samples", "samples_per_s", "steady_samples_per_s", "accuracy", "f1",
+    "mfu", "loss",
+)  # fmt: skip
 
 LITTLE = 0.5
 """Below this share of the ideal speed-up, further devices bring little."""
@@ -53,6 +56,19 @@ class Group:
     def label(self) -> str:
         """The levels in a few words."""
         return said(self.levels) or "the one cell"
+
+
+def varying(found: Iterable[Group]) -> list[Group]:
+    """Return the groups without the factors that have one level in all of them: they say nothing."""
+    found = list(found)
+    seen: dict[str, set[str]] = {}
+    for group in found:
+        for name, level in group.levels.items():
+            seen.setdefault(name, set()).add(str(level))
+    return [
+        Group({name: level for name, level in group.levels.items() if len(seen[name]) > 1}, group.row, group.values)
+        for group in found
+    ]
 
 
 def said(levels: Mapping[str, Any], without: Iterable[str] = ()) -> str:
@@ -100,7 +116,7 @@ class Scaling:
     label: str
     devices: list[int]
     speedup: list[float]
-    """Samples a second, compared with the fewest devices."""
+    """Samples a second in the steady state (where that is known), compared with the fewest devices."""
 
     groups: list[Group]
 
@@ -114,6 +130,7 @@ def scalings(found: Sequence[Group]) -> list[Scaling]:
     """Return a series for every combination of the other factors that ran on at least two numbers of devices of one
     kind."""
     series: dict[tuple[Any, ...], list[Group]] = {}
+    kinds = {group.row.get("accelerator") for group in found}
     for group in found:
         if group.mean("samples_per_s") and group.row.get("devices"):
             others = tuple((name, level) for name, level in group.levels.items() if name not in DEVICES)
@@ -128,7 +145,9 @@ def scalings(found: Sequence[Group]) -> list[Scaling]:
         if len(best) < 2:
             continue
         ordered = [best[count] for count in sorted(best)]
-        label = ", ".join(part for part in (str(accelerator or ""), said(dict(others))) if part)
+        label = ", ".join(
+            part for part in (str(accelerator or "") if len(kinds) > 1 else "", said(dict(others))) if part
+        )
         speedup = [_rate(group) / _rate(ordered[0]) for group in ordered]
         scaled.append(Scaling(label, sorted(best), speedup, ordered))
     return scaled
@@ -136,6 +155,7 @@ def scalings(found: Sequence[Group]) -> list[Scaling]:
 
 def sentences(found: Sequence[Group]) -> list[str]:
     """Return what more of something brings, a sentence each: devices, rows, global batch."""
+    found = varying(found)
     told = [_devices(series) for series in scalings(found)]
     for factor in ("rows", "batch"):
         for others, ordered in _along(found, factor):
@@ -218,8 +238,9 @@ def _noise(first: Group, last: Group) -> str:
     if None in widths:
         return " (one seed: noise unknown)"
     width = 100 * math.hypot(*(width for width in widths if width is not None))
-    return f" (± {width:.1f}, 95 %)"
+    change = 100 * abs((last.mean("accuracy") or 0.0) - (first.mean("accuracy") or 0.0))
+    return f" (± {width:.1f}, 95 %{'; within the noise' if change < width else ''})"
 
 
 def _rate(group: Group) -> float:
-    return group.mean("samples_per_s") or 0.0
+    return group.mean("steady_samples_per_s") or group.mean("samples_per_s") or 0.0
