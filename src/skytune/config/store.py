@@ -131,7 +131,7 @@ def _translate(text: str) -> str:
     if text == "debug=":
         text = "debug=traceback"
         key, equals, value = text.partition("=")
-    if value == "null" and key in (*GLOBAL, "model", "optimizer", "schedule", "compute"):
+    if value == "null" and key in (*GLOBAL, "model", "optimizer", "schedule", "strategy", "compile", "compute"):
         return _translate(f"~{key}")
     bare = key.lstrip("+~")
     if bare in GLOBAL and (equals or key[0] == "~"):

@@ -18,7 +18,10 @@ from ..job import JobDir
 
 log = logging.getLogger(__name__)
 
-UNDECISIVE = ("name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume")
+UNDECISIVE = (
+    *("name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume"),
+    *("strategy", "compile"),
+)
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
 

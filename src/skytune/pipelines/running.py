@@ -42,7 +42,7 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     Raises:
         UserError: whatever a step names.
     """
-    refuse_missing(config.compute, config.launch)
+    refuse_missing(config)
     config = resolved(config)
     materializers.register()
     expire_lost(client)

@@ -60,9 +60,10 @@ def train(
         seed_step(config.seed, run.step, world.rank)
 
         loss = torch.zeros((), device=world.device)
-        for micro, tensors in _one_step(batches):
+        for micro, tensors in _one_step(batches, run):
             with strategy.micro_step(micro.last):
-                part = loss_of(model(**_to(tensors, world.device))) * micro.weight
+                with strategy.autocast():
+                    part = loss_of(model(**_to(tensors, world.device))) * micro.weight
                 strategy.backward(part)
             loss += part.detach()
         # One exchange for both: all processes see the same loss, and end after the same step.
@@ -71,9 +72,12 @@ def train(
         if not math.isfinite(run.loss):
             raise _not_finite(run, rows)
         norm = strategy.clip(config.optimizer.clip_norm)
-        strategy.step()
+        # Gradients that overflow (fp16) are thrown away. The step counts all the same: its rows were used, and position
+        # and learning rate stay functions of one number.
+        taken = strategy.step()
 
-        run.grad_norm = None if norm is None else float(norm)
+        run.skipped += not taken
+        run.grad_norm = None if norm is None or not taken else float(norm)
         run.step += 1
         run.rows += len(rows)
         run.tokens += int(order.lengths[rows].sum())
@@ -157,9 +161,12 @@ def _loader(
     )
 
 
-def _one_step(batches: Iterator[tuple[MicroBatch, Tensors]]) -> Iterator[tuple[MicroBatch, Tensors]]:
-    """Yield the micro-batches of one optimizer step."""
-    for micro, tensors in batches:
+def _one_step(batches: Iterator[tuple[MicroBatch, Tensors]], run: Run) -> Iterator[tuple[MicroBatch, Tensors]]:
+    """Yield the micro-batches of one optimizer step; the time until they are there is time spent waiting for data."""
+    while True:
+        clock = time.perf_counter()
+        micro, tensors = next(batches)
+        run.data_seconds += time.perf_counter() - clock
         yield micro, tensors
         if micro.last:
             return

@@ -4,6 +4,9 @@ Batches are cut from the whole split (sorted by length) before they are dealt ou
 in the same batch, with the same padding, however many processes there are, and no row is there twice to be taken out.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import torch
 
@@ -31,10 +34,14 @@ def predict(
     batch_size: int,
     limit: int | None = None,
     multiple: int = 8,
+    autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (rows int64 [n] ascending, logits float32 [n, classes]) on every process.
 
-    Collective: all processes must call it. `model` is the strategy's module; it is left in evaluation mode.
+    Collective: all processes must call it. `model` is the strategy's module; it is left in training mode.
+
+    Args:
+        autocast: the context of every forward pass: the strategy's precision.
 
     Raises:
         UserError: the model returns no logits of shape [rows, classes].
@@ -48,7 +55,8 @@ def predict(
         mine = start + world.rank
         batch = batches[mine] if mine < len(batches) else batches[-1]
         tensors = {k: v.to(world.device) for k, v in table.batch(batch, multiple).items() if k != "labels"}
-        output = logits_of(model(**tensors))
+        with autocast():
+            output = logits_of(model(**tensors))
         if output.ndim != 2 or len(output) != len(batch):
             raise UserError(f"the model returned logits of shape {list(output.shape)} for {len(batch)} rows")
         if mine < len(batches):

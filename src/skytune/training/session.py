@@ -23,8 +23,7 @@ from .outputs import write_predictions
 from .prediction import predict
 from .preemption import FLAG_FILE, Notice
 from .recording import BestWeights, History, Profiler, Progress
-from .schedule import build_optimizer
-from .strategy import Replicated, Strategy
+from .strategy import Strategy, build_strategy
 from .versions import versions
 
 log = logging.getLogger(__name__)
@@ -60,20 +59,20 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         tables = open_tables(jobdir, job)
         model = open_model(jobdir, job)
         check_vocabulary(model, tables)
-        strategy = Replicated(accelerator)
+        strategy = build_strategy(config, world)
         if job.kind == "train":
             strategy.prepare(model)
         else:
-            strategy.module = model.to(world.device)
+            strategy.place(model)
     report: dict[str, Any] = {}
     checkpoints: Checkpoints | None = None
     if job.kind == "train":
         report, checkpoints = _train(jobdir, job, world, strategy, tables, phases)
     status = report.pop("status", "completed")
     if status == "completed":
-        if job.kind == "train" and world.main:
+        if job.kind == "train":
             with phases.time("save_s"):
-                _save(jobdir, job, strategy)
+                _save(jobdir, job, world, strategy)
         with phases.time("predict_s"):
             _predict(jobdir, job, world, strategy, tables)
     if world.main:
@@ -83,7 +82,9 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
                 "world_size": world.size,
                 "processes_asked": config.launch.num_processes,
                 "device": world.describe(),
+                "strategy": strategy.name,
                 "precision": world.precision.value,
+                "precision_requested": world.requested.value,
                 "peak_memory_bytes": world.peak_memory_bytes(),
                 "phases": phases.seconds,
                 "versions": versions(),
@@ -94,6 +95,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         if status == "completed":
             checkpoints.finish()
         checkpoints.close()
+    strategy.close()
     accelerator.end_training()
 
 
@@ -113,13 +115,12 @@ def _train(
         bucket_batches=config.batch.bucket_batches,
         limit=config.limit_train_batches,
     )
-    optimizer = build_optimizer(config.optimizer, strategy.module)
-    strategy.attach(optimizer)
+    optimizer = strategy.make_optimizer(config.optimizer)
     run = Run(
         config=config,
         job=jobdir,
         world=world,
-        model=strategy.export(),
+        model=strategy.model,
         total_steps=total_steps(config, order),
         steps_per_epoch=order.steps_per_epoch,
         extra=dict(config.extra),
@@ -177,6 +178,7 @@ def _train(
         "global_batch": config.batch.global_size,
         "micro_batch": micro,
         "accumulation": -(-share // micro),
+        "skipped_steps": run.skipped,
         "select": config.checkpoint.select.value,
         "best": best.best,
         "train_rows": run.rows,
@@ -208,6 +210,7 @@ def _predict_split(
         batch_size=config.eval.batch_size,
         limit=config.limit_eval_batches,
         multiple=config.batch.pad_multiple,
+        autocast=strategy.autocast,
     )
 
 
@@ -220,13 +223,16 @@ def _predict(jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables:
             log.info("predicted %d rows of '%s'", len(rows), name)
 
 
-def _save(jobdir: JobDir, job: Job, strategy: Strategy) -> None:
+def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy) -> None:
     """Write the model under a temporary name, then put it in its place."""
     from .. import models
 
+    model = strategy.export()
+    if model is None or not world.main:
+        return
     temporary = jobdir.model.with_name(".model.part")
     tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None
-    models.save_model(strategy.export(), temporary, tokenizer)
+    models.save_model(model, temporary, tokenizer)
     temporary.replace(jobdir.model)
 
 
