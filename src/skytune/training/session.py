@@ -23,7 +23,7 @@ from .outputs import write_predictions
 from .prediction import predict
 from .preemption import FLAG_FILE, Notice
 from .recording import BestWeights, History, Profiler, Progress
-from .strategy import Strategy, build_strategy
+from .strategy import Strategy, build_strategy, size
 from .versions import versions
 
 log = logging.getLogger(__name__)
@@ -186,8 +186,8 @@ def _train(
         "padding_share": _padding_share(order, config, run.step),
         "samples_per_s": round(run.rows / seconds, 2),
         "tokens_per_s": round(run.tokens / seconds, 1),
-        "parameters": sum(p.numel() for p in parameters),
-        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "parameters": sum(size(p) for p in parameters),
+        "trainable_parameters": sum(size(p) for p in parameters if p.requires_grad),
     }
     return numbers, checkpoints
 

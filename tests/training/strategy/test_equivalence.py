@@ -8,115 +8,85 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-Run = Callable[..., Any]
+Trained = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
 
-ALONE: dict[str, tuple[list[float], dict[str, Any], int]] = {}
-"""What `single` gave: losses, weights, numbers in the optimizer's state. Trained once for all tests here."""
-
-
-def losses(done: Any) -> list[float]:
-    return [record["loss"] for record in done.history if record["kind"] == "step"]
-
-
-@pytest.fixture
-def alone(witnessed: Run) -> tuple[list[float], dict[str, Any], int]:
-    if not ALONE:
-        done = witnessed("single", "single", 1)
-        (seen,) = done.job.seen
-        assert done.result["strategy"] == "single"
-        assert {"DistributedDataParallel", "DataParallel"}.isdisjoint(seen["classes"])
-        assert {kind for kind, *_ in seen["parameters"].values()} == {"Parameter"}
-        assert seen["optimizers"] == ["AdamW"]
-        ALONE["it"] = (losses(done), load_file(done.job.model / "model.safetensors"), seen["state_numbers"])
-        learned(done)
-    return ALONE["it"]
+# 150 rows: the last global batch of each epoch has 6, so shares and accumulation groups are uneven and partial.
+ALONE = {"single": {"strategy": {"name": "single"}}, "dp": {"strategy": {"name": "dp"}}}
+TWO = {
+    "ddp": {"strategy": {"name": "ddp"}},
+    "ddp-accumulated": {"strategy": {"name": "ddp"}, "batch": {"micro_size": 3}},
+    "ddp-unused": {"strategy": {"name": "ddp", "find_unused_parameters": True, "activation_checkpointing": True}},
+    "fsdp": {"strategy": {"name": "fsdp"}, "batch": {"micro_size": 3}},
+    "fsdp-grad-op": {"strategy": {"name": "fsdp", "sharding": "grad_op"}, "batch": {"micro_size": 3}},
+    "fsdp-twice": {"strategy": {"name": "fsdp", "activation_checkpointing": True}},
+    "optimizer": {"strategy": {"name": "optimizer_sharding"}, "batch": {"micro_size": 2}},
+}
+FOUR = {
+    "fsdp": {"strategy": {"name": "fsdp", "wrap": "BertLayer"}},
+    "fsdp-hybrid": {"strategy": {"name": "fsdp", "sharding": "hybrid", "shard_processes": 2}},
+    "optimizer": {"strategy": {"name": "optimizer_sharding"}},
+}
 
 
-def learned(done: Any) -> None:
-    found = losses(done)
-    assert len(found) == 20
-    assert len(set(found)) == 20
+@pytest.mark.slow
+def test_same_losses_and_weights_as_one_process(
+    trained: Trained, losses: Callable[[Any], list[float]], tiny_model: Path
+) -> None:
+    one, two, four = trained(1, ALONE), trained(2, TWO), trained(4, FOUR)
+    alone = one["single"]
+    expected, weights = losses(alone), load_file(alone.job.model / "model.safetensors")
+    numbers = alone.job.seen[0]["state_numbers"]
+
+    # The baseline learned something, and wraps nothing.
+    assert len(set(expected)) == 20
+    start = load_file(tiny_model / "model.safetensors")
+    assert max(np.abs(weights[f"bert.{k}"] - v).max() for k, v in start.items() if "pooler" not in k) > 1e-3
+    assert {kind for kind, *_ in alone.job.seen[0]["parameters"].values()} == {"Parameter"}
+    assert alone.job.seen[0]["optimizers"] == ["AdamW"]
+
+    for processes, runs in ((1, one), (2, two), (4, four)):
+        for name, done in runs.items():
+            assert done.result["world_size"] == processes
+            assert done.result["save_failed"] == "", name
+            assert np.abs(np.array(losses(done)) - np.array(expected)).max() <= 1e-5, (name, processes)
+            found = load_file(done.job.model / "model.safetensors")
+            assert found.keys() == weights.keys(), name
+            worst = max(float(np.abs(found[key] - weights[key]).max()) for key in weights)
+            assert worst <= 5e-5, (name, processes, worst)
+
+    for name in ("ddp", "ddp-accumulated", "ddp-unused"):
+        assert two[name].result["strategy"] == "ddp"
+        for seen in two[name].job.seen:
+            assert seen["state_numbers"] == numbers
+            assert {kind for kind, *_ in seen["parameters"].values()} == {"Parameter"}
+    for name in ("fsdp", "fsdp-grad-op", "fsdp-twice"):
+        cut_up(two[name], 2, numbers)
+    cut_up(four["fsdp"], 4, numbers)
+    hybrid = four["fsdp-hybrid"].job.seen
+    assert hybrid[0]["placements"] == ["(Replicate(), Shard(dim=0))"]
+    assert [seen["parameters"] for seen in hybrid[:2]] == [seen["parameters"] for seen in hybrid[2:]]
+    assert hybrid[0]["state_numbers"] + hybrid[1]["state_numbers"] == numbers
+    for runs in (two, four):
+        held = [seen["state_numbers"] for seen in runs["optimizer"].job.seen]
+        assert sum(held) == numbers
+        assert 0 < min(held) <= max(held) < numbers
+        for seen in runs["optimizer"].job.seen:
+            assert seen["optimizers"] == ["AdamW", "ZeroRedundancyOptimizer"]
+            assert all(kind == "Parameter" and shape == local for kind, shape, local in seen["parameters"].values())
 
 
-def same(done: Any, alone: tuple[list[float], dict[str, Any], int]) -> None:
-    """The losses and the exported weights are those of one process."""
-    expected, weights, _ = alone
-    assert np.abs(np.array(losses(done)) - np.array(expected)).max() <= 1e-5
-    found = load_file(done.job.model / "model.safetensors")
-    assert found.keys() == weights.keys()
-    worst = max(float(np.abs(found[name] - weights[name]).max()) for name in weights)
-    assert worst <= 5e-5
-    assert done.result["save_failed"] == ""
-
-
-def cut_up(done: Any) -> list[dict[str, Any]]:
+def cut_up(done: Any, processes: int, numbers: int) -> None:
     """Every parameter is a DTensor of which each process has some rows, and all have all of them together."""
     ranks = [seen["parameters"] for seen in done.job.seen]
+    assert len(ranks) == processes
     for name, (kind, shape, _) in ranks[0].items():
         assert kind == "DTensor", name
         assert sum(rank[name][2][0] for rank in ranks) == shape[0], name
         assert all(rank[name][2][1:] == shape[1:] for rank in ranks), name
-        assert max(rank[name][2][0] for rank in ranks) <= -(-shape[0] // len(ranks)), name
-    return ranks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [False, True], ids=["whole", "accumulated"])
-def test_ddp(witnessed: Run, alone: Any, accumulate: bool) -> None:
-    # 150 rows: the last global batch of each epoch has 6 rows, so the accumulation groups are uneven and partial.
-    done = witnessed("ddp", "ddp", 2, batch={"micro_size": 3 if accumulate else None})
-    assert done.result["accumulation"] == (2 if accumulate else 1)
-    same(done, alone)
-    for seen in done.job.seen:
-        assert seen["state_numbers"] == alone[2]
-        assert {kind for kind, *_ in seen["parameters"].values()} == {"Parameter"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("processes", "settings", "micro"),
-    [(2, {}, 3), (4, {}, None), (2, {"sharding": "grad_op"}, 3), (2, {"activation_checkpointing": True}, None)],
-    ids=["two", "four", "grad_op", "activation_checkpointing"],
-)
-def test_fsdp(witnessed: Run, alone: Any, processes: int, settings: dict[str, Any], micro: int | None) -> None:
-    done = witnessed("fsdp", {"name": "fsdp", **settings}, processes, batch={"micro_size": micro})
-    same(done, alone)
-    cut_up(done)
+        assert max(rank[name][2][0] for rank in ranks) <= -(-shape[0] // processes), name
     held = [seen["state_numbers"] for seen in done.job.seen]
-    assert sum(held) == alone[2]
-    assert max(held) < alone[2] / processes * 1.2
-    # Each block is a unit of its own: all weights at once would save no memory.
+    assert sum(held) == numbers
+    assert max(held) < numbers / processes * 1.2
+    # Each block is a unit of its own: all weights gathered at once would save no memory.
     assert "FSDPBertLayer" in done.job.seen[0]["classes"]
     assert done.job.seen[0]["placements"] == ["(Shard(dim=0),)"]
-
-
-@pytest.mark.slow
-def test_fsdp_hybrid(witnessed: Run, alone: Any) -> None:
-    """Cut up within groups of two, copied between the groups."""
-    done = witnessed("hybrid", {"name": "fsdp", "sharding": "hybrid", "shard_processes": 2}, 4)
-    same(done, alone)
-    assert done.job.seen[0]["placements"] == ["(Replicate(), Shard(dim=0))"]
-    held = [seen["state_numbers"] for seen in done.job.seen]
-    assert held[:2] == held[2:]
-    assert sum(held[:2]) == alone[2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_optimizer_sharding(witnessed: Run, alone: Any, processes: int) -> None:
-    done = witnessed("sharded", "optimizer_sharding", processes, batch={"micro_size": 2})
-    same(done, alone)
-    held = [seen["state_numbers"] for seen in done.job.seen]
-    assert sum(held) == alone[2]
-    assert max(held) < alone[2]
-    assert min(held) > 0
-    for seen in done.job.seen:
-        assert seen["optimizers"] == ["AdamW", "ZeroRedundancyOptimizer"]
-        assert all(kind == "Parameter" and shape == local for kind, shape, local in seen["parameters"].values())
-
-
-def test_the_baseline_left_its_initial_weights(alone: Any, tiny_model: Path) -> None:
-    """Guards the tests above against a loop that trains nothing."""
-    start = load_file(tiny_model / "model.safetensors")
-    moved = [np.abs(alone[1][f"bert.{key}"] - value).max() for key, value in start.items() if "pooler" not in key]
-    assert max(moved) > 1e-3

@@ -90,3 +90,8 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Give back what was taken for it (a process group)."""
+
+
+def size(parameter: torch.Tensor) -> int:
+    """Return the numbers in a parameter, of all processes together (ZeRO's third stage leaves an empty tensor)."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
