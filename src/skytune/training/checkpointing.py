@@ -108,7 +108,8 @@ class Checkpoints(Callback):
     def _shard_writer(self) -> ShardWriter:
         board = Board(self.world.rank, self.world.size)
         keep, decisive = self.config.checkpoint.keep, self.decisive
-        return ShardWriter(self.store, board, keep=keep, decisive=decisive, lease=self.lease)
+        own = self.strategy.own_files
+        return ShardWriter(self.store, board, keep=keep, decisive=decisive, lease=self.lease, own=own)
 
     def resume(self, run: Run) -> None:
         """Put the run back where its checkpoint says, and say in one line what was found.

@@ -15,6 +15,7 @@ from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
 from .checkpointing import Checkpoints
 from .devices import World, join
+from .export import refuse_partial, shapes_of
 from .inputs import check_vocabulary, labels_of, open_model, open_tables
 from .loop import total_steps, train
 from .metrics import check, compute
@@ -59,6 +60,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         tables = open_tables(jobdir, job)
         model = open_model(jobdir, job)
         check_vocabulary(model, tables)
+        shapes = shapes_of(model)
         strategy = build_strategy(config, world)
         if job.kind == "train":
             strategy.prepare(model)
@@ -72,7 +74,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     if status == "completed":
         if job.kind == "train":
             with phases.time("save_s"):
-                _save(jobdir, job, world, strategy)
+                _save(jobdir, job, world, strategy, shapes)
         with phases.time("predict_s"):
             _predict(jobdir, job, world, strategy, tables)
     if world.main:
@@ -223,13 +225,16 @@ def _predict(jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables:
             log.info("predicted %d rows of '%s'", len(rows), name)
 
 
-def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy) -> None:
+def _save(
+    jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]]
+) -> None:
     """Write the model under a temporary name, then put it in its place."""
     from .. import models
 
     model = strategy.export()
     if model is None or not world.main:
         return
+    refuse_partial(model, shapes)
     temporary = jobdir.model.with_name(".model.part")
     tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None
     models.save_model(model, temporary, tokenizer)

@@ -147,7 +147,7 @@ def trained(
 ) -> Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]:
     """Return a function that trains several configurations, for 20 steps each, on so many processes.
 
-    What it returns by name has `seen` beside the outcome: what every process wrote down.
+    What it returns by name has `job.seen` beside the outcome, unless `callbacks={}`: what every process wrote down.
     """
     modules, name = tmp_path / "modules", f"witness_{tmp_path.name.replace('-', '_')}"
     modules.mkdir()
@@ -161,7 +161,7 @@ def trained(
         found: dict[str, Any] = {}
 
         def one(run: str, groups: dict[str, Any]) -> None:
-            folder = tmp_path / f"seen-{run}-{processes}"
+            folder, watched = tmp_path / f"seen-{run}-{processes}", groups.get("callbacks") != {}
             folder.mkdir()
             values: dict[str, Any] = {
                 "rows": 150, "name": run, "epochs": 2, "max_steps": 20, "model": {"dropout": 0.0},
@@ -171,10 +171,11 @@ def trained(
                 "callbacks": {"witness": {"_target_": f"{name}.Witness", "folder": str(folder)}},
             }  # fmt: skip
             for key, value in groups.items():
-                values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+                values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) and value else value
             try:
                 done = run_job(**values)
-                done.job.seen = [json.loads((folder / f"seen-{r}.json").read_text()) for r in range(processes)]
+                ranks = range(processes if watched else 0)
+                done.job.seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in ranks]
                 found[run] = done
             except BaseException as error:
                 found[run] = error
@@ -197,4 +198,3 @@ def trained(
 def losses() -> Callable[[Any], list[float]]:
     """Return a function from an outcome to its losses by step."""
     return lambda done: [record["loss"] for record in done.history if record["kind"] == "step"]
-

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ...config import UserError
 from .backends import S3Backend
 from .local import LocalBackend
 from .manifest import FileEntry, Manifest, step_name
-from .optimizer import join_states
+from .optimizer import join_states, state_names
 from .shards import INDEX, file_name, index_of, join_indexes, pieces
 from .store import Store
 from .writer import Tensors, Writer, _Save, saver
@@ -81,9 +81,13 @@ class ShardWriter(Writer):
         keep: int,
         decisive: Mapping[str, Any],
         lease: "Lease | None",
+        own: Collection[str] = (),
         patience: float = PATIENCE,
     ) -> None:
         """Begin; all processes do it together.
+
+        Args:
+            own: files whose plain tensors are this process's own; of the others' all processes have the same copy.
 
         Raises:
             UserError: a kind of store that several processes cannot write to, or a peer that does not answer.
@@ -94,7 +98,7 @@ class ShardWriter(Writer):
                 f"checkpoint.store={store.backend.url}: with a sharded strategy several processes write one "
                 "checkpoint, which needs a folder or s3://"
             )
-        self.board, self.patience = board, patience
+        self.board, self.patience, self.own = board, patience, frozenset(own)
         self.main = board.rank == 0
         self.count = 0
         """Saves so far: the same number on all processes."""
@@ -120,7 +124,9 @@ class ShardWriter(Writer):
         self.count += 1
         mine, index = {}, {}
         for kind, named in tensors.items():
-            found = pieces(named, self.main)
+            found = pieces(named, self.main or kind in self.own)
+            if not found:
+                continue
             name = file_name(kind, self.board.rank, self.board.size)
             mine[name] = {key: piece.tensor for key, piece in found.items()}
             index[kind] = index_of(found, f"{name}.safetensors")
@@ -151,11 +157,14 @@ class ShardWriter(Writer):
                             f"{lost} was written to {self.store.location} on another machine, which is not the same "
                             "folder there: checkpoint.store must be one that all machines share, or s3://"
                         )
-                kinds = own["index"].keys()
-                joined = {kind: join_indexes([part["index"][kind] for part in parts]) for kind in kinds}
+                kinds = sorted({kind for part in parts for kind in part["index"]})
+                joined = {kind: join_indexes([part["index"].get(kind, {}) for part in parts]) for kind in kinds}
                 documents = {**parsed, INDEX: joined}
                 if own["optimizer"] is not None:
                     documents["optimizer"] = join_states([part["optimizer"] for part in parts])
+                    lost = next(iter(state_names(documents["optimizer"]).keys() - joined.get("optimizer", {})), None)
+                    if lost is not None:
+                        raise UserError(f"no process wrote {lost}")
                 for name, value in documents.items():
                     entries[f"{name}.json"] = stage.put(f"{name}.json", json.dumps(value).encode())
                 return stage.commit(entries, **save.arguments)

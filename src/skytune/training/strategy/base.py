@@ -26,6 +26,7 @@ class Base:
 
     name = "single"
     sharded = False
+    own_files: tuple[str, ...] = ()
 
     def __init__(self, config: RunConfig, world: "World") -> None:
         self.config, self.world = config, world

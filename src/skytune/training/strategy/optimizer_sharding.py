@@ -26,6 +26,7 @@ class OptimizerSharding(Replicated):
 
     name = "optimizer_sharding"
     sharded = True
+    own_files = ("optimizer",)
 
     def __init__(self, config: RunConfig, world: "World") -> None:
         super().__init__(config, world)

@@ -29,6 +29,9 @@ class Strategy(Protocol):
     sharded: bool
     """Whether every process holds state that others lack, and so writes files of its own into a checkpoint."""
 
+    own_files: tuple[str, ...]
+    """If `sharded`: files (`optimizer`) whose whole tensors only this process has; else all have the same."""
+
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Place the model on the device and wrap it; return what the loop calls."""
 
