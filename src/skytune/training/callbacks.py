@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..job import JobDir
     from .devices import World
+    from .flops import Work
 
 MOMENTS = ("on_run_start", "on_epoch_start", "on_step_end", "on_validation_end", "on_exception", "on_run_end")
 
@@ -48,7 +49,9 @@ class Run:
     train_seconds: float = 0.0
     """Time spent in training steps so far (validation not counted)."""
     data_seconds: float = 0.0
-    """Part of it that this process waited for its batches, since it started."""
+    """Part of it that this process waited for its batches."""
+    work: "Work | None" = None
+    """What a row costs; None where that cannot be read from the model."""
     flops: float = 0.0
     """Floating-point operations of the rows learned from so far, padding not counted; 0 where they are not known."""
     skipped: int = 0

@@ -126,7 +126,8 @@ class Checkpoints(Callback):
         self.strategy.load_optimizer(open_tensors(found, "optimizer"), load_document(found, "optimizer"))
         state = found.manifest.state
         run.step, run.rows, run.tokens = state["step"], state["rows"], state["tokens"]
-        run.skipped = state.get("skipped", 0)
+        run.skipped, run.flops = state.get("skipped", 0), state.get("flops", 0.0)
+        run.data_seconds = state.get("data_seconds", 0.0)
         self.strategy.load_scaling(state.get("scaling"))
         run.train_seconds, run.epoch, run.metrics = state["train_seconds"], state["epoch"], state["metrics"]
         run.resumed_from = run.step
@@ -176,6 +177,7 @@ class Checkpoints(Callback):
             {
                 "step": run.step, "rows": run.rows, "tokens": run.tokens, "epoch": run.epoch, "metrics": run.metrics,
                 "train_seconds": run.train_seconds, "best": best, "skipped": run.skipped,
+                "flops": run.flops, "data_seconds": run.data_seconds,
                 "scaling": self.strategy.scaling(),
             },
             documents={"optimizer": values, "history": self.history.records},

@@ -1,4 +1,4 @@
-"""Whether the model that is handed on is whole: strategies that cut weights up have been seen to export what was left."""
+"""Whether the model that is handed on is whole: other trainers were seen to export what one process had left of it."""
 
 from collections.abc import Mapping
 

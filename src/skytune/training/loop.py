@@ -81,6 +81,7 @@ def train(
         run.step += 1
         run.rows += len(rows)
         run.tokens += int(order.lengths[rows].sum())
+        run.flops += run.work.of(order.lengths[rows]) if run.work is not None else 0.0
         world.synchronize()
         now = time.perf_counter()
         run.train_seconds += now - clock

@@ -16,6 +16,7 @@ from .callbacks import Callbacks, Run, build_callbacks
 from .checkpointing import Checkpoints
 from .devices import World, join
 from .export import refuse_partial, shapes_of
+from .flops import Work, efficiency, work_of
 from .inputs import check_vocabulary, labels_of, open_model, open_tables
 from .loop import total_steps, train
 from .metrics import check, compute
@@ -60,7 +61,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         tables = open_tables(jobdir, job)
         model = open_model(jobdir, job)
         check_vocabulary(model, tables)
-        shapes = shapes_of(model)
+        shapes, work = shapes_of(model), work_of(model)
         strategy = build_strategy(config, world)
         if job.kind == "train":
             strategy.prepare(model)
@@ -69,7 +70,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     report: dict[str, Any] = {}
     checkpoints: Checkpoints | None = None
     if job.kind == "train":
-        report, checkpoints = _train(jobdir, job, world, strategy, tables, phases)
+        report, checkpoints = _train(jobdir, job, world, strategy, tables, phases, work)
     status = report.pop("status", "completed")
     if status == "completed":
         if job.kind == "train":
@@ -102,7 +103,13 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
 
 
 def _train(
-    jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables: dict[str, TokenTable], phases: Phases
+    jobdir: JobDir,
+    job: Job,
+    world: World,
+    strategy: Strategy,
+    tables: dict[str, TokenTable],
+    phases: Phases,
+    work: Work | None,
 ) -> tuple[dict[str, Any], Checkpoints]:
     """Train and leave the selected weights in the strategy's model; return the numbers for the result.
 
@@ -123,6 +130,7 @@ def _train(
         job=jobdir,
         world=world,
         model=strategy.model,
+        work=work,
         total_steps=total_steps(config, order),
         steps_per_epoch=order.steps_per_epoch,
         extra=dict(config.extra),
@@ -180,7 +188,7 @@ def _train(
         "global_batch": config.batch.global_size,
         "micro_batch": micro,
         "accumulation": -(-share // micro),
-        "skipped_steps": run.skipped,
+        **efficiency(run),
         "select": config.checkpoint.select.value,
         "best": best.best,
         "train_rows": run.rows,
@@ -225,9 +233,7 @@ def _predict(jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables:
             log.info("predicted %d rows of '%s'", len(rows), name)
 
 
-def _save(
-    jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]]
-) -> None:
+def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]]) -> None:
     """Write the model under a temporary name, then put it in its place."""
     from .. import models
 
