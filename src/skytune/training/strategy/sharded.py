@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...config import CompileMode, Offload, RunConfig, Sharding, UserError
+from ...config import CompileMode, Offload, OptimizerConfig, RunConfig, Sharding, UserError
 from ..checkpoint.optimizer import restore_optimizer, state_names
 from ..checkpoint.shards import local_piece, region
 from ..precision import DTYPES
@@ -72,6 +72,15 @@ class FullyShard(Base):
         fully_shard(model, reshard_after_forward=False, **common)  # what is outside the blocks is needed to the end
         self.model = self.module = model
         return model
+
+    def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+        """See `Strategy`."""
+        optimizer = super().make_optimizer(config)
+        if self.scaler is not None:
+            # A fused optimizer takes the scaler's plain tensors into its kernel, which DTensors cannot be mixed with:
+            # without this mark the scaler unscales beforehand and leaves the step out itself.
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        return optimizer
 
     def _mesh(self) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
