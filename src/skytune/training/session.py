@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..data.batches import TokenTable
 from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
 from .checkpointing import Checkpoints
+from .compiling import bounded
 from .devices import World, join
 from .export import refuse_partial, shapes_of
 from .flops import Work, efficiency, work_of
@@ -59,6 +61,8 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     with phases.time("load_s"):
         accelerator, world = join(config, asked)
         tables = open_tables(jobdir, job)
+        config = bounded(config, max(int(table.lengths.max(initial=1)) for table in tables.values()))
+        job = replace(job, config=config)
         model = open_model(jobdir, job)
         check_vocabulary(model, tables)
         shapes, work = shapes_of(model), work_of(model)

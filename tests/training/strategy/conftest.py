@@ -1,6 +1,7 @@
 """Jobs under every strategy, many in one set of processes, and a callback that looks at what each process holds."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -126,12 +127,13 @@ class Together:
     def _run_all(self) -> None:
         from skytune.launch.local import environment
 
-        source = Path(__file__).resolve().parents[3] / "src"
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        path = os.pathsep.join([str(Path(__file__).resolve().parents[3] / "src"), *given])
         roots = [str(job.root) for job in sorted(self.jobs, key=lambda job: job.root.name)]
         begin = [sys.executable, *([] if self.processes == 1 else [*TORCHRUN, str(self.processes)])]
         done = subprocess.run(
             [*begin, str(self.script), *roots],
-            env={**environment(self.processes, 1), "PYTHONPATH": str(source)},
+            env={**environment(self.processes, 1), "PYTHONPATH": path},
             timeout=280, capture_output=True, text=True, check=False,
         )  # fmt: skip
         errors = [error.traceback for job in self.jobs for error in job.read_errors().values()]

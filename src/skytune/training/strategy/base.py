@@ -11,6 +11,7 @@ import torch
 from ...config import CompileMode, OptimizerConfig, Precision, RunConfig
 from .. import precision
 from ..checkpoint.optimizer import flatten_optimizer, restore_optimizer
+from ..compiling import compile_in_place
 from ..schedule import build_optimizer
 from .blocks import checkpoint_activations, find_blocks
 
@@ -149,19 +150,6 @@ class Base:
 
     def close(self) -> None:
         """See `Strategy`."""
-
-
-MODES = {CompileMode.reduce_overhead: "reduce-overhead", CompileMode.max_autotune: "max-autotune"}
-
-
-def compile_in_place(module: torch.nn.Module, config: RunConfig) -> None:
-    """Have torch.compile take over a module's calls; the module, and the names of its weights, stay what they are.
-
-    Lengths and batch sizes change from batch to batch: without `compile.shapes` they are compiled as variables, with it
-    there are so few of them (see `compile_lengths`) that each has its own kernels.
-    """
-    dynamic = config.compile.shapes is None and config.compile.mode is CompileMode.on
-    module.compile(dynamic=dynamic, mode=MODES.get(config.compile.mode))
 
 
 def own_group(world: "World") -> bool:

@@ -17,8 +17,9 @@ import torch
 from ...config import CompileMode, Offload, OptimizerConfig, RunConfig, Sharding, UserError
 from ..checkpoint.optimizer import restore_optimizer, state_names
 from ..checkpoint.shards import local_piece, region
+from ..compiling import compile_in_place
 from ..precision import DTYPES
-from .base import Base, compile_in_place, own_group
+from .base import Base, own_group
 from .blocks import find_blocks
 
 if TYPE_CHECKING:
