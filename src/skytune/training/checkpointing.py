@@ -165,15 +165,18 @@ class Checkpoints(Callback):
 
     def save(self, run: Run, wait: bool = False) -> None:
         """Save the state after `run.step` (once a step)."""
-        if self.writer is None or self.saved_step == run.step:
+        if self.saved_step == run.step or not (self.world.main or self.strategy.together):
             return
-        tensors, values = self.strategy.optimizer_state()
+        weights, (tensors, values) = self.strategy.state(), self.strategy.optimizer_state()
         best = self.best.best
         if best is not None and best["step"] == run.step:
             self.best.saved_step = run.step
+        self.saved_step, self.saved_at = run.step, time.monotonic()
+        if self.writer is None:
+            return
         self.stall_seconds += self.writer.submit(
             run.step,
-            {"model": self.strategy.state(), "optimizer": tensors},
+            {"model": weights, "optimizer": tensors},
             {
                 "step": run.step, "rows": run.rows, "tokens": run.tokens, "epoch": run.epoch, "metrics": run.metrics,
                 "train_seconds": run.train_seconds, "best": best, "skipped": run.skipped,
@@ -184,7 +187,6 @@ class Checkpoints(Callback):
             best=best["step"] if best else None,
             wait=wait or not self.config.checkpoint.asynchronous,
         )  # fmt: skip
-        self.saved_step, self.saved_at = run.step, time.monotonic()
 
     def weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
         """Return the model's weights of one checkpoint, on any process (collective)."""
@@ -197,7 +199,7 @@ class Checkpoints(Callback):
 
     def _together(self, wish: bool) -> bool:
         """Return rank 0's wish on every process that saves; their clocks differ."""
-        if self.world.size == 1 or not self.strategy.sharded:
+        if self.world.size == 1 or not self.strategy.together:
             return wish
         import torch
 

@@ -137,7 +137,7 @@ class Together:
             timeout=280, capture_output=True, text=True, check=False,
         )  # fmt: skip
         errors = [error.traceback for job in self.jobs for error in job.read_errors().values()]
-        assert done.returncode == 0, "\n".join([*errors, done.stdout[-2000:], done.stderr[-2000:]])
+        assert done.returncode == 0, "\n".join([*errors, done.stdout[-2000:], done.stderr[-6000:]])
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -188,9 +188,10 @@ def trained(
             thread.start()
         for thread in threads:
             thread.join()
-        for done in found.values():
-            if isinstance(done, BaseException):
-                raise done
+        errors = [done for done in found.values() if isinstance(done, BaseException)]
+        # One of them ran the processes and says what happened; the others only waited for it.
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
         return found
 
     return train

@@ -27,6 +27,7 @@ class Base:
 
     name = "single"
     sharded = False
+    together = False
     own_files: tuple[str, ...] = ()
 
     def __init__(self, config: RunConfig, world: "World") -> None:

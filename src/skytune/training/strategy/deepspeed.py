@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class DeepSpeed(Base):
     """See the module."""
 
+    together = True
+
     def __init__(self, config: RunConfig, world: "World") -> None:
         super().__init__(config, world)
         self.scaler = None  # the engine scales the loss itself

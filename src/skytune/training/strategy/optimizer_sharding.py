@@ -26,6 +26,7 @@ class OptimizerSharding(Replicated):
 
     name = "optimizer_sharding"
     sharded = True
+    together = True
     own_files = ("optimizer",)
 
     def __init__(self, config: RunConfig, world: "World") -> None:

@@ -29,6 +29,9 @@ class Strategy(Protocol):
     sharded: bool
     """Whether every process holds state that others lack, and so writes files of its own into a checkpoint."""
 
+    together: bool
+    """Whether reading the state for a checkpoint takes all processes."""
+
     own_files: tuple[str, ...]
     """If `sharded`: files (`optimizer`) whose whole tensors only this process has; else all have the same."""
 

@@ -34,6 +34,7 @@ class FullyShard(Base):
 
     name = "fsdp"
     sharded = True
+    together = True
 
     def __init__(self, config: RunConfig, world: "World") -> None:
         super().__init__(config, world)
