@@ -7,7 +7,8 @@ from .data import BadRows, DataConfig, DataSource
 from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, Select
 from .model import ModelConfig
-from .run import DebugConfig, Pipeline, Precision, RunConfig
+from .run import DebugConfig, Pipeline, RunConfig
+from .strategy import CompileConfig, CompileMode, Offload, Precision, Sharding, StrategyConfig, StrategyName
 from .training import (
     BatchConfig,
     LoaderConfig,
@@ -18,10 +19,10 @@ from .training import (
 )
 
 __all__ = [
-    "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
-    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
-    "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
-    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
-    "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
-    "Select", "UploadConfig", "UserError", "WorkerError", "from_dict", "to_dict",
+    "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "CompileConfig", "CompileMode", "ComputeConfig",
+    "ConfigError", "DataConfig", "DataSource", "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig",
+    "EvalConfig", "LaunchConfig", "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable", "Offload",
+    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision", "Preempted", "RunConfig", "ScheduleConfig",
+    "ScheduleName", "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError",
+    "from_dict", "to_dict",
 ]  # fmt: skip

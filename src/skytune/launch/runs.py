@@ -19,8 +19,9 @@ from ..job import JobDir
 log = logging.getLogger(__name__)
 
 UNDECISIVE = (
-    "name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume", "upload", "tracker",
-)  # fmt: skip
+    *("name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume"),
+    *("strategy", "compile", "upload", "tracker"),
+)
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from .checkpoint.foreign import refuse_foreign
 from .checkpoint.lease import Lease, acquire
 from .checkpoint.manifest import step_name
 from .checkpoint.opening import locate
-from .checkpoint.optimizer import flatten_optimizer, restore_optimizer
-from .checkpoint.reading import load_document, load_tensors
+from .checkpoint.reading import load_document, open_tensors
+from .checkpoint.shard_writer import Board, ShardWriter
 from .checkpoint.store import Found, Store
 from .checkpoint.writer import Event, Failed, Writer
 from .ema import Ema
@@ -84,15 +85,26 @@ class Checkpoints(Callback):
             UserError: somebody else trains this run, or the store refuses.
         """
         if not self.world.main:
+            if self.strategy.sharded:
+                self.writer = self._shard_writer()
             return
         self.store.check_writable()
         self.lease = acquire(self.store, launch, wait_seconds=float("inf"), say=lambda line: log.warning("%s", line))
         for name in self.store.sweep():
             log.info("checkpoint: removed %s, which a save that was cut short had left", name)
+        if self.strategy.sharded:
+            self.writer = self._shard_writer()
+            return
         settings = self.config.checkpoint
         self.writer = Writer(
             self.store, keep=settings.keep, decisive=self.decisive, world_size=self.world.size, lease=self.lease
         )
+
+    def _shard_writer(self) -> ShardWriter:
+        board = Board(self.world.rank, self.world.size)
+        keep, decisive = self.config.checkpoint.keep, self.decisive
+        own = self.strategy.own_files
+        return ShardWriter(self.store, board, keep=keep, decisive=decisive, lease=self.lease, own=own)
 
     def resume(self, run: Run) -> None:
         """Put the run back where its checkpoint says, and say in one line what was found.
@@ -105,12 +117,15 @@ class Checkpoints(Callback):
             return
         url, key, step = chosen
         found = Store.open(url, key).get(step, into=self.cache)
-        self.strategy.load(load_tensors(found, "model"))
-        restore_optimizer(self.optimizer, load_tensors(found, "optimizer"), load_document(found, "optimizer"))
+        self.strategy.load(open_tensors(found, "model"))
+        self.strategy.load_optimizer(open_tensors(found, "optimizer"), load_document(found, "optimizer"))
         if self.ema is not None:
-            self.ema.restore(load_tensors(found, "ema"))
+            self.ema.restore(dict(open_tensors(found, "ema")))
         state = found.manifest.state
         run.step, run.rows, run.tokens = state["step"], state["rows"], state["tokens"]
+        run.skipped, run.flops = state.get("skipped", 0), state.get("flops", 0.0)
+        run.data_seconds = state.get("data_seconds", 0.0)
+        self.strategy.load_scaling(state.get("scaling"))
         run.train_seconds, run.epoch, run.metrics = state["train_seconds"], state["epoch"], state["metrics"]
         run.resumed_from = run.step
         self.best.best, self.best.saved_step = state["best"], state["best"] and state["best"]["step"]
@@ -128,13 +143,13 @@ class Checkpoints(Callback):
     def on_step_end(self, run: Run) -> None:
         """Save when it is time; not before a validation of the same step, which is followed by a save."""
         self._tell(run, self.writer.poll() if self.writer is not None else [])
+        if run.ahead:
+            return
         settings = self.config.checkpoint
         minutes = (time.monotonic() - self.saved_at) / 60
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
-            settings.every_minutes and minutes >= settings.every_minutes
+            settings.every_minutes and self._together(minutes >= settings.every_minutes)
         )
-        if run.ahead:
-            return
         if run.preempted:
             self.save(run, wait=True)
         elif due and not (run.validating or run.stop):
@@ -156,30 +171,48 @@ class Checkpoints(Callback):
 
     def save(self, run: Run, wait: bool = False) -> None:
         """Save the state after `run.step` (once a step)."""
-        if self.writer is None or self.saved_step == run.step:
+        if self.saved_step == run.step or not (self.world.main or self.strategy.together):
             return
-        tensors, values = flatten_optimizer(self.optimizer)
+        weights, (tensors, values) = self.strategy.state(), self.strategy.optimizer_state()
         best = self.best.best
         if best is not None and best["step"] == run.step:
             self.best.saved_step = run.step
+        self.saved_step, self.saved_at = run.step, time.monotonic()
+        if self.writer is None:
+            return
         self.stall_seconds += self.writer.submit(
             run.step,
-            {"model": self.strategy.state(), "optimizer": tensors, **({"ema": self.ema.tensors()} if self.ema else {})},
+            {"model": weights, "optimizer": tensors, **({"ema": self.ema.tensors()} if self.ema else {})},
             {
                 "step": run.step, "rows": run.rows, "tokens": run.tokens, "epoch": run.epoch, "metrics": run.metrics,
                 "train_seconds": run.train_seconds, "best": best, "callbacks": self.others.state(), "stop": run.stop,
-                "micro_batch": run.micro_batch, "out_of_memory": run.out_of_memory,
+                "micro_batch": run.micro_batch, "out_of_memory": run.out_of_memory, "skipped": run.skipped,
+                "flops": run.flops, "data_seconds": run.data_seconds, "scaling": self.strategy.scaling(),
             },
             documents={"optimizer": values, "history": self.history.records},
             best=best["step"] if best else None,
             wait=wait or not self.config.checkpoint.asynchronous,
         )  # fmt: skip
-        self.saved_step, self.saved_at = run.step, time.monotonic()
 
-    def weights(self, step: int) -> dict[str, "torch.Tensor"]:
-        """Return the weights that one checkpoint hands on, on any process: the averaged ones where there are any."""
+    def weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
+        """Return the weights that one checkpoint hands on, on any process (collective): averages where there are."""
+        if self.world.size > 1:
+            import torch
+
+            # Rank 0 has waited for the last save before it comes here, and so for this one.
+            self.strategy.reduce_sum(torch.zeros((), device=self.world.device))
         found = self.store.get(step, into=self.cache)
-        return {**load_tensors(found, "model"), **(load_tensors(found, "ema") if self.ema is not None else {})}
+        weights = open_tensors(found, "model")
+        return weights if self.ema is None else {**weights, **open_tensors(found, "ema")}
+
+    def _together(self, wish: bool) -> bool:
+        """Return rank 0's wish on every process that saves; their clocks differ."""
+        if self.world.size == 1 or not self.strategy.together:
+            return wish
+        import torch
+
+        own = torch.tensor(float(wish and self.world.main), device=self.world.device)
+        return bool(self.strategy.reduce_sum(own).item())
 
     def finish(self) -> None:
         """Mark the run as finished; the run folder's own checkpoints have done their work and go."""
@@ -252,6 +285,8 @@ class Checkpoints(Callback):
                 log.warning("CHECKPOINT NOT SAVED, %s; training goes on", self.failure)
             else:
                 self.failure = ""
+                if not self.world.main:
+                    continue
                 log.info(
                     "checkpoint: step %d saved (%.0f MB in %.1f s, training held up %.2f s)",
                     event.step, event.bytes / 1e6, event.seconds, event.stall_seconds,

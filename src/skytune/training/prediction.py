@@ -5,6 +5,9 @@ in the same batch, with the same padding, however many processes there are, and 
 Where memory runs out, a batch is computed in parts, with the padding of the whole.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import torch
 
@@ -35,6 +38,7 @@ def predict(
     multiple: int = 8,
     at_once: AtOnce | None = None,
     lockstep: bool = False,
+    autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (rows int64 [n] ascending, logits float32 [n, classes]) on every process.
 
@@ -43,6 +47,7 @@ def predict(
     Args:
         at_once: how many rows of a batch fit into memory; found out, and remembered there, where it is less than all.
         lockstep: whether the model's forward needs all processes: none may then call it more often than its peers.
+        autocast: the context of every forward pass: the strategy's precision.
 
     Raises:
         UserError: the model returns no logits of shape [rows, classes], or memory ran out for good.
@@ -57,7 +62,8 @@ def predict(
         mine = start + world.rank
         batch = batches[mine] if mine < len(batches) else batches[-1]
         tensors = {name: tensor for name, tensor in table.batch(batch, multiple).items() if name != "labels"}
-        found = _logits(model, tensors, len(batch), world.device, at_once, lockstep)
+        with autocast():
+            found = _logits(model, tensors, len(batch), world.device, at_once, lockstep)
         if mine < len(batches):
             rows.append(batch)
             logits.append(found)

@@ -5,13 +5,14 @@ from typing import Any
 
 from ..config import RunConfig, Select, UserError
 from .callbacks import Callback, Run
+from .flops import peak, utilization
 
 
 class History(Callback):
     """Writes `history.jsonl` on rank 0: every `log.every_steps` steps, the last step, and every validation."""
 
     def __init__(self) -> None:
-        self._mark = (0, 0, 0.0)
+        self._mark = (0, 0, 0.0, 0.0, 0.0)
         self._file: Any = None
         self.records: list[dict[str, Any]] = []
         """All records so far; a checkpoint holds them, so that another machine has them too."""
@@ -19,7 +20,7 @@ class History(Callback):
     def restore(self, run: Run, records: list[dict[str, Any]]) -> None:
         """Go on from a checkpoint's records."""
         self.records = records
-        self._mark = (run.rows, run.tokens, run.train_seconds)
+        self._mark = _totals(run)
 
     def on_run_start(self, run: Run) -> None:
         """Open the file, with what was recorded before."""
@@ -32,8 +33,10 @@ class History(Callback):
         """Write a step's record; rates are means since the record before."""
         if self._file is None or not (run.step % run.config.log.every_steps == 0 or run.step == run.total_steps):
             return
-        rows, tokens, seconds = self._mark
+        rows, tokens, seconds, flops, waited = self._mark
         span = max(run.train_seconds - seconds, 1e-9)
+        world = run.world
+        mfu = utilization(run.flops - flops, span, world.size, peak(world.describe(), world.precision))
         self._write(
             kind="step",
             step=run.step,
@@ -45,9 +48,12 @@ class History(Callback):
             tokens=run.tokens,
             samples_per_s=round((run.rows - rows) / span, 2),
             tokens_per_s=round((run.tokens - tokens) / span, 1),
+            mfu=None if mfu is None else round(mfu, 4),
+            data_wait_share=round((run.data_seconds - waited) / span, 4),
+            peak_memory_bytes=world.peak_memory_bytes(),
             elapsed_s=round(run.train_seconds, 3),
         )
-        self._mark = (run.rows, run.tokens, run.train_seconds)
+        self._mark = _totals(run)
 
     def on_validation_end(self, run: Run) -> None:
         """Write a validation's record."""
@@ -72,6 +78,10 @@ class History(Callback):
         self.records.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+
+
+def _totals(run: Run) -> tuple[int, int, float, float, float]:
+    return run.rows, run.tokens, run.train_seconds, run.flops, run.data_seconds
 
 
 class BestWeights(Callback):

@@ -26,8 +26,8 @@ class Stage:
     only its manifest is replaced: a process that dies meanwhile loses nothing.
     """
 
-    def __init__(self, store: "Store", step: int, token: str) -> None:
-        self.store, self.step = store, step
+    def __init__(self, store: "Store", step: int, token: str, main: bool = True) -> None:
+        self.store, self.step, self.main = store, step, main
         self.folder = f"{store.run_key}/{step_name(step)}"
         there = store.check(step, content=False)
         whole = there.manifest is not None and not there.problems and step not in store.broken
@@ -41,7 +41,8 @@ class Stage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        shutil.rmtree(self.workspace, ignore_errors=True)
+        if self.main:  # the folder of several processes is that of the one which finishes
+            shutil.rmtree(self.workspace, ignore_errors=True)
 
     def put(self, name: str, source: Source) -> FileEntry:
         """Write one file and return its size and hash."""

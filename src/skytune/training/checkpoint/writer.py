@@ -209,10 +209,7 @@ class Writer:
         try:
             if self.lease is not None:
                 self.lease.check()
-            files: dict[str, Source] = {f"{name}.safetensors": _saver(named) for name, named in save.tensors.items()}
-            files.update({f"{name}.json": data for name, data in save.documents.items()})
-            manifest = self.store.write(save.step, files, **save.arguments)
-            event = self._saved(save, manifest)
+            event = self._saved(save, self._write(save))
         except BaseException as error:
             if not isinstance(error, UserError):
                 log.exception("saving step %d", save.step)
@@ -222,10 +219,18 @@ class Writer:
         save.tensors.clear()
         save.done.set()
 
+    def _write(self, save: _Save) -> Manifest:
+        files: dict[str, Source] = {f"{name}.safetensors": saver(named) for name, named in save.tensors.items()}
+        files.update({f"{name}.json": data for name, data in save.documents.items()})
+        return self.store.write(save.step, files, **save.arguments)
+
+    def _rotate(self, save: _Save) -> list[int]:
+        return self.store.rotate(self.keep, newest=save.step, best=save.best)
+
     def _saved(self, save: _Save, manifest: Manifest) -> Saved:
         seconds, rotated, warning = time.perf_counter() - save.started, [], ""
         try:
-            rotated = self.store.rotate(self.keep, newest=save.step, best=save.best)
+            rotated = self._rotate(save)
         except UserError as error:
             warning = str(error)
         return Saved(
@@ -234,7 +239,9 @@ class Writer:
         )  # fmt: skip
 
 
-def _saver(tensors: Mapping[str, "torch.Tensor"]) -> Callable[[Path], None]:
+def saver(tensors: Mapping[str, "torch.Tensor"]) -> Callable[[Path], None]:
+    """Return a function that writes tensors as a safetensors file."""
+
     def save(path: Path) -> None:
         from safetensors.torch import save_file
 
