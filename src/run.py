@@ -4,9 +4,11 @@
 """
 
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import skytune  # found beside this file, whatever else is installed
 
@@ -16,6 +18,9 @@ SOURCE = Path(__file__).resolve().parent
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
 from skytune.config import ConfigError, Preempted, RunConfig, UserError  # noqa: E402
+
+if TYPE_CHECKING:
+    from skytune.launch.continuing import Continued
 
 EXIT_OK, EXIT_ERROR, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED = 0, 1, 75, 76, 130
 CONFIGS = SOURCE.parent / "configs"
@@ -28,10 +33,13 @@ NEEDED = {
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
+    told = Told()
     shown = Shown(any(word.startswith(("debug=", "debug.traceback=true")) and word != "debug=null" for word in argv))
     try:
         return _main(argv, shown)
     except KeyboardInterrupt:
+        if told.by:
+            return told.code()
         print("interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
               file=sys.stderr)  # fmt: skip
         return EXIT_INTERRUPTED
@@ -39,10 +47,42 @@ def main(argv: list[str]) -> int:
         print(f"preempted: {error}", file=sys.stderr)
         return EXIT_PREEMPTED
     except Exception as error:
+        if told.by:
+            return told.code()
         if shown.traceback:
             raise
-        print(f"error: {_in_words(error)}", file=sys.stderr)
+        from skytune.config.scrubbing import scrub
+
+        print(f"error: {scrub(_in_words(error))}", file=sys.stderr)
         return EXIT_ERROR
+    finally:
+        told.ignore()
+
+
+class Told:
+    """Whether the machine's manager told this process to end while no worker listens (while they do, they save)."""
+
+    SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.by = ""
+        for number in self.SIGNALS:
+            signal.signal(number, self._signalled)
+
+    def ignore(self) -> None:
+        """Let nothing change the exit code any more: while Python ends, a signal would kill it."""
+        for number in self.SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def code(self) -> int:
+        """Say so; return the exit code."""
+        print(f"preempted: {self.by} came while nothing was trained; the same command goes on", file=sys.stderr)
+        return EXIT_PREEMPTED
+
+    def _signalled(self, number: int, _: object) -> None:
+        if not self.by:  # managers may send it twice
+            self.by = signal.Signals(number).name
+            raise KeyboardInterrupt
 
 
 @dataclass
@@ -74,10 +114,14 @@ def _main(argv: list[str], shown: Shown) -> int:
         print(f"skytune {skytune.__version__}")
         return EXIT_OK
     _load_dotenv()
-    from skytune.config.store import compose_run, to_yaml
+    from skytune.config.store import compose_run, place_to_resume, to_yaml
 
-    config = compose_run(CONFIGS, words, folder)
+    place = place_to_resume(words) if "--help" not in options else None
+    found = _look_into(place) if place else None
+    config = compose_run(CONFIGS, words, folder, found.base() if found else None)
     shown.traceback = config.debug.traceback
+    if found:
+        config = found.adopt(config)
     if "--help" in options:
         from skytune.config.docs import help_text
 
@@ -87,7 +131,17 @@ def _main(argv: list[str], shown: Shown) -> int:
         print(to_yaml(config), end="")
         return EXIT_OK
     _refuse_launchers()
+    _log_plainly()
+    if found:
+        found.prepare(config)
     return _run(config)
+
+
+def _look_into(place: str) -> "Continued | None":
+    """Return the run that a path or URL means, with the configuration that lies there; None where none does."""
+    from skytune.launch.continuing import find
+
+    return find(place)
 
 
 def _options(words: list[str]) -> tuple[set[str], list[str], Path | None]:
@@ -123,7 +177,6 @@ def _refuse_launchers() -> None:
 
 
 def _run(config: RunConfig) -> int:
-    _log_plainly()
     from skytune.stacks import environment
 
     environment.prepare(SOURCE)
@@ -143,6 +196,9 @@ def _log_plainly() -> None:
     """Messages of this package go to the screen as they are."""
     import logging
 
+    from skytune.config.scrubbing import guard_logs
+
+    guard_logs()
     log = logging.getLogger("skytune")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))

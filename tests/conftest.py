@@ -1,11 +1,12 @@
 """What all tests share: an environment of their own, a tiny model made from a config, and jobs around it."""
 
 import atexit
+import importlib.util
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,25 @@ WORDS = [
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test keeps its runs in a folder of its own."""
     monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "skytune-home"))
+
+
+@pytest.fixture(scope="session")
+def start_hub() -> Iterator[Callable[[], Any]]:
+    """Return a starter of servers that stand in for the Hugging Face Hub (`hub_server.py` beside this file)."""
+    spec = importlib.util.spec_from_file_location("hub_server", ROOT / "tests" / "hub_server.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    started: list[Any] = []
+
+    def start() -> Any:
+        started.append(module.Hub())
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture(scope="session")

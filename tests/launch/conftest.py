@@ -63,7 +63,8 @@ class Witness:
 
 
 class Trouble:
-    """At its step, on its rank: `kill`s its process, or leaves it unable to exit (`linger`); `none` does neither."""
+    """At its step, on its rank: `kill`s its process, leaves it unable to exit (`linger`) or to go on (`sleep`); or does
+    nothing (`none`)."""
 
     def __init__(self, folder, kind, rank=0, step=2):
         self.folder, self.kind, self.rank, self.step = folder, kind, rank, step
@@ -77,6 +78,8 @@ class Trouble:
         print(f"trouble ahead on rank {self.rank}", flush=True)
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif self.kind == "sleep":
+            time.sleep(1000)
         elif self.kind == "linger":
             threading.Thread(target=time.sleep, args=(1000,)).start()
 

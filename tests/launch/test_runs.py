@@ -27,21 +27,27 @@ CHANGES = {
     "schedule.name": "cosine",
     "schedule.warmup_steps": 3, "eval.every_steps": 5, "eval.metrics": ["accuracy"], "checkpoint.select": "last",
     "checkpoint.metric": "loss", "callbacks": {"a": {"_target_": "b.C"}}, "debug.overfit": True, "extra": {"my_key": 1},
+    "early_stopping.patience": 2, "ema.decay": 0.9,
 }  # fmt: skip
 """Keys that decide what is learned, or which weights are handed on."""
 
 KEEPS = {
-    "cache": False, "plugins": ["json"], "compute.device": "cpu", "launch.num_processes": 4, "launch.threads": 2,
+    "cache": False, "plugins": ["json"], "compute.fast": "off", "compute.device": "cpu", "launch.num_processes": 4, "launch.threads": 2,
     "launch.grace_seconds": 3.0, "launch.start_timeout_seconds": 20.0, "loader.num_workers": 3, "loader.prefetch": 5,
     "loader.pin_memory": False, "log.every_steps": 1, "log.every_seconds": 1.0, "batch.micro_size": 4,
     "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,
     "data.max_rows": 100, "resume": "never", "launch.stop_seconds": 5.0, "checkpoint.store": "/else/where",
     "checkpoint.every_steps": 7, "checkpoint.every_minutes": 1.0, "checkpoint.keep": 5,
-    "checkpoint.asynchronous": False, "compile": {"mode": "on", "shapes": 4},
+    "compile": {"mode": "on", "shapes": 4},
     "strategy": {
         "name": "fsdp", "wrap": "BertLayer", "sharding": "hybrid", "shard_processes": 2, "offload": "parameters",
         "activation_checkpointing": True,
     },
+    "checkpoint.asynchronous": False, "batch.auto": True, "upload.url": "/else/where", "upload.private": False,
+    "tracker.names": ["wandb"], "tracker.dir": "/else/where", "tracker.wandb.project": "p",
+    "tracker.wandb.entity": "me", "tracker.wandb.group": "g", "tracker.wandb.tags": ["a"], "tracker.wandb.notes": "n",
+    "tracker.wandb.mode": "offline", "tracker.wandb.save_code": True, "tracker.wandb.init_timeout": 1.0,
+    "tracker.wandb.finish_timeout": 1.0, "tracker.wandb.args": {"job_type": "train"},
 }  # fmt: skip
 """Keys of where and how fast; the data enters by the fingerprint of its rows."""
 
@@ -98,6 +104,7 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "model.args", "batch.pad_multiple", "optimizer.eps", "optimizer.momentum", "optimizer._target_",
         "optimizer.args",
         "schedule.warmup_ratio", "schedule._target_", "schedule.args", "eval.every_epochs", "eval.extra_metrics",
+        "early_stopping.min_delta",
     }  # fmt: skip
     whole = ("data.", "strategy.", "compile.")
     missing = [key for key in groups(to_dict(RunConfig())) if key not in known and not key.startswith(whole)]

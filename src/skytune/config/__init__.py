@@ -1,5 +1,6 @@
 """The room of typed configuration: one dataclass a group, validated when it is made; no Hydra needed here."""
 
+from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
@@ -20,8 +21,10 @@ from .training import (
 __all__ = [
     "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "CompileConfig",
     "CompileMode", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
-    "DebugConfig", "Device", "EvalConfig", "LaunchConfig", "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
+    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
+    "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
     "Offload", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
     "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
-    "Select", "Sharding", "StrategyConfig", "StrategyName", "UserError", "WorkerError", "from_dict", "to_dict",
+    "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError", "from_dict",
+    "to_dict",
 ]  # fmt: skip

@@ -15,6 +15,14 @@ class Device(str, Enum):
     cuda = "cuda"
 
 
+class Fast(str, Enum):
+    """Whether steps are taken on the fast path."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 @dataclass(kw_only=True)
 class ComputeConfig:
     """The machine that trains."""
@@ -22,8 +30,15 @@ class ComputeConfig:
     device: Device = Device.auto
     """`auto` takes CUDA, then MPS, then the CPU; a device that is asked for and not there is an error."""
 
+    fast: Fast = Fast.auto
+    """The fast path of the training step: rows packed without padding, all of a step captured in one CUDA graph.
+    `auto` takes it on CUDA where the model and the options allow it, and says in one line why not; `on` insists (on a
+    CPU too, where it is there for tests and slower); `off` never takes it. The mathematics are the same, rounding is
+    not."""
+
     def __post_init__(self) -> None:
         self.device = Device(self.device)
+        self.fast = Fast(self.fast)
 
 
 @dataclass(kw_only=True)
@@ -37,7 +52,8 @@ class LaunchConfig:
     """CPU threads of each process; empty shares the cores out evenly."""
 
     grace_seconds: float = 10.0
-    """How long workers may take to end after they were asked to, before they are killed."""
+    """How long workers may take to end after they were asked to, or after another one of them has died, before they are
+    killed."""
 
     stop_seconds: float = 60.0
     """How long workers may take to save and end after Ctrl-C, SIGTERM or SIGUSR1, before they are ended without."""

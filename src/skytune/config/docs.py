@@ -95,8 +95,8 @@ def _describe_keys(config: Any, prefix: str) -> list[str]:
     for entry in fields:
         value = getattr(config, entry.name)
         if dataclasses.is_dataclass(value):
-            lines += ["", f"  {entry.name}: {docs.get(entry.name, '')}"]
-            lines += _describe_keys(value, f"{entry.name}.")
+            lines += ["", f"  {prefix}{entry.name}: {docs.get(entry.name, '')}"]
+            lines += _describe_keys(value, f"{prefix}{entry.name}.")
             continue
         text = docs.get(entry.name, "").replace("`", "")
         hint = hints[entry.name]

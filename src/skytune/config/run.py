@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .data import DataConfig
 from .errors import ConfigError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
+from .tracking import TrackerConfig
 from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
 
 
@@ -72,7 +74,8 @@ class RunConfig:
     resume: str = "auto"
     """`auto` continues an unfinished run of the same key from its newest whole checkpoint, else starts; `must` refuses
     to start; `never` starts anew; a number takes that step's checkpoint; a path or URL takes a checkpoint (or a run's
-    newest) from elsewhere, if it was trained on the same data in the same way."""
+    newest) from elsewhere, if it was trained on the same data in the same way. A path or URL alone is enough on a
+    machine that has nothing else of the run: its configuration lies in the store, too."""
 
     cache: bool = True
     """Reuse the results of steps whose inputs, code, data and versions did not change."""
@@ -104,6 +107,15 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Which weights are kept."""
 
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    """When a run ends before its last step."""
+
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    """Averaged weights."""
+
+    upload: UploadConfig = field(default_factory=UploadConfig)
+    """Where the trained model is copied to."""
+
     log: LogConfig = field(default_factory=LogConfig)
     """How often progress is recorded."""
 
@@ -112,6 +124,9 @@ class RunConfig:
 
     compile: CompileConfig = field(default_factory=CompileConfig)
     """Whether torch compiles the model."""
+
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    """Where the numbers of a run are shown: TensorBoard, Weights & Biases."""
 
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     """Which device."""
@@ -154,6 +169,11 @@ class RunConfig:
             raise ConfigError(
                 f"checkpoint.metric={self.checkpoint.metric}: not among eval.metrics ({', '.join(self.eval.metrics)}), "
                 f"loss or eval.extra_metrics; packaged: {', '.join(METRICS)}"
+            )
+        if self.early_stopping.patience and not (self.eval.every_epochs or self.eval.every_steps):
+            raise ConfigError(
+                f"early_stopping.patience={self.early_stopping.patience} has no effect with one validation at the end: "
+                "set eval.every_epochs or eval.every_steps"
             )
         for name, spec in self.callbacks.items():
             if not (isinstance(spec, dict) and isinstance(spec.get("_target_"), str)):

@@ -21,10 +21,9 @@ from .docs import field_type, presets
 from .errors import ConfigError
 from .keys import in_dict, is_plain, takes_group, wants_text
 from .run import RunConfig
+from .secrets import hide
 from .targets import Configurable, import_plugins, registry
-
-SUGAR = {"callback": "callbacks", "metric": "eval.extra_metrics"}
-"""Groups whose presets are entries of a dict: where they go."""
+from .words import GLOBAL, SUGAR, empty, quoted, translate, verbatim
 
 OFFERED = {
     "model": ("num_labels", "id2label", "label2id", "vocab_size"),
@@ -36,13 +35,18 @@ OFFERED = {
 LIFTED = {"optimizer": ("lr", "weight_decay")}
 """Parameters that have a key of their own in the group, which the rest of the package reads."""
 
-GLOBAL = ("data", "debug", "experiment")
-"""Groups whose presets may set keys of any group. Hydra wants that said where such a preset is chosen, or in the first
-line of its file, which here is the command that runs it."""
+BASE = "continued"
+"""Name of the configuration that a run which is continued brings along."""
 
 
-def compose_run(folder: Path, overrides: list[str], extra_folder: Path | None = None) -> RunConfig:
+def compose_run(
+    folder: Path, overrides: list[str], extra_folder: Path | None = None, base: dict[str, Any] | None = None
+) -> RunConfig:
     """Return the validated configuration of `configs/config.yaml` under `folder` with command-line overrides.
+
+    Args:
+        extra_folder: presets of the user's own.
+        base: plain values of a whole configuration that take the place of `config.yaml`.
 
     Raises:
         ConfigError: one line that names the key and what is allowed.
@@ -51,10 +55,10 @@ def compose_run(folder: Path, overrides: list[str], extra_folder: Path | None = 
         text.startswith("data=") for text in overrides
     ):
         overrides = ["data=target", *overrides]  # the default data set's class names and size are not theirs
-    overrides = [_readable(_translate(text)) for text in overrides]
+    overrides = [_readable(translate(text)) for text in overrides]
     parsed = [_parse(text) for text in overrides]
-    import_plugins(_plugins(parsed))
-    _register()
+    import_plugins([*_plugins(parsed), *(base or {}).get("plugins", [])])
+    _register(base)
     groups = presets(folder)
     if extra_folder is not None:
         if not extra_folder.is_dir():
@@ -64,22 +68,24 @@ def compose_run(folder: Path, overrides: list[str], extra_folder: Path | None = 
         overrides = [*overrides, f"hydra.searchpath=[file://{extra_folder.absolute()}]"]
     for override in parsed:
         _check(override, groups)
-    overrides = [f"+{text}" if text.startswith("experiment@") else text for text in overrides]  # no default: added
+    added = [group for group in groups if base is not None or group == "experiment"]  # they stand in no defaults list
+    starts = tuple(f"{group}{mark}" for group in added for mark in "@=")
+    overrides = [f"+{text}" if text.startswith(starts) else text for text in overrides]
     emptied = [o.key_or_group for o in parsed if o.is_delete() and _is_dict(o.key_or_group, groups)]
     overrides = [text for text in overrides if text.lstrip("~") not in emptied]
     try:
         with initialize_config_dir(config_dir=str(folder.absolute()), version_base="1.3", job_name="skytune"):
-            composed = compose("config", overrides=overrides)
+            composed = compose(BASE if base is not None else "config", overrides=overrides)
         values = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_one_line(error)) from error
     for key in emptied:
-        _empty(values, key)
+        empty(values, key)
     config = from_dict(RunConfig, values)
     if "plugins" not in {override.key_or_group for override in parsed}:
         config.plugins = list(dict.fromkeys([*_plugins(parsed), *config.plugins]))
         import_plugins(config.plugins)  # those that a preset names: a mistake in them is told here, not by a worker
-    return config
+    return hide(config)
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -89,10 +95,20 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
-def _register() -> None:
-    """Put the schema and what `@configurable` registered into Hydra's store, through hydra-zen."""
+def place_to_resume(overrides: list[str]) -> str | None:
+    """Return the path or URL that `resume=` names; None where it is a word, or the run trains nothing."""
+    said = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
+    place = said.get("resume")
+    trains = said.get("pipeline") in (None, "training")
+    return place if trains and isinstance(place, str) and "/" in place else None
+
+
+def _register(base: dict[str, Any] | None) -> None:
+    """Put the schema, what `@configurable` registered and a run's own values into Hydra's store, through hydra-zen."""
     store = ZenStore(name="skytune", deferred_hydra_store=True)
     store(OmegaConf.structured(RunConfig), name="schema")  # the dataclass itself, not a recipe that builds it
+    if base is not None:
+        store({"defaults": ["schema", "_self_"], **verbatim(base)}, name=BASE)
     for entry in registry.values():
         store(_node(entry), group=entry.group, name=entry.name)
     store.add_to_hydra_store(overwrite_ok=True)
@@ -121,30 +137,6 @@ def _node(entry: Configurable) -> DictConfig:
     return OmegaConf.create({entry.group: node}) if entry.group in GLOBAL else node
 
 
-def _translate(text: str) -> str:
-    """Spell out the short forms: `checkpoint=PATH`, `debug=`, `+callback=name`, `+metric=name`."""
-    key, equals, value = text.partition("=")
-    if "@" in key.removesuffix("@_global_"):
-        raise ConfigError(f"'{text}': a preset goes into the group of its own name: write group=name")
-    if key == "checkpoint" and equals:
-        return f"checkpoint.path={_quoted(value)}"
-    if text == "debug=":
-        text = "debug=traceback"
-        key, equals, value = text.partition("=")
-    if value == "null" and key in (*GLOBAL, "model", "optimizer", "schedule", "strategy", "compile", "compute"):
-        return _translate(f"~{key}")
-    bare = key.lstrip("+~")
-    if bare in GLOBAL and (equals or key[0] == "~"):
-        return text.replace(bare, f"{bare}@_global_", 1)
-    if bare in SUGAR and equals:
-        return f"+{bare}@{SUGAR[bare]}.{value}={value}"
-    return text
-
-
-def _quoted(value: str) -> str:
-    return value if value[:1] in "'\"" else "'" + value.replace("'", "\\'") + "'"
-
-
 def _readable(text: str) -> str:
     """Quote a value that Hydra's grammar cannot read (an umlaut, an apostrophe, `=`) where the key wants text."""
     try:
@@ -152,7 +144,7 @@ def _readable(text: str) -> str:
     except ConfigError:
         key, equals, value = text.partition("=")
         if equals and value and "\n" not in value and wants_text(key.lstrip("+")):
-            return f"{key}={_quoted(value)}"
+            return f"{key}={quoted(value)}"
         raise
     return text
 
@@ -210,13 +202,6 @@ def _check(override: Override, groups: dict[str, dict[str, str]]) -> None:
 def _is_dict(key: str, groups: dict[str, dict[str, str]]) -> bool:
     """Whether the key is a group of free keys itself; `~key` empties it."""
     return key not in groups and not in_dict(key) and typing.get_origin(field_type(key)) is dict
-
-
-def _empty(values: Any, key: str) -> None:
-    *path, last = key.split(".")
-    for part in path:
-        values = values[part]
-    values[last] = {}
 
 
 def _one_line(error: Exception) -> str:

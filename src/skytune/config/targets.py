@@ -110,7 +110,9 @@ def instantiate(target: str, args: dict[str, Any], *positional: Any, offered: di
     Raises:
         ConfigError: arguments that do not fit the signature.
     """
-    function = locate(target, key)
+    from .secrets import reveal  # it knows `RunConfig`, which knows what is configurable
+
+    function, args = locate(target, key), reveal(args)
     if not callable(function):
         raise ConfigError(f"{key}={target}: is not callable")
     try:
@@ -128,8 +130,10 @@ def instantiate(target: str, args: dict[str, Any], *positional: Any, offered: di
 
 def split_spec(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return (import path, arguments) of a `{_target_: ..., ...}` group."""
+    from .secrets import reveal
+
     arguments = {name: value for name, value in spec.items() if name not in ("_target_", "args")}
-    return spec["_target_"], {**arguments, **(spec.get("args") or {})}
+    return spec["_target_"], reveal({**arguments, **(spec.get("args") or {})})
 
 
 def user_paths() -> list[str]:

@@ -18,6 +18,10 @@ class BatchConfig:
     """Rows a process computes at once; smaller than its share of the global batch means gradient accumulation.
     Empty means the whole share."""
 
+    auto: bool = False
+    """Where memory runs out, halve the micro-batch in all processes and take the step again; the global batch stays.
+    Several processes then exchange gradients after the backward pass instead of during it."""
+
     bucket_batches: int = 50
     """Rows are sorted by length within pools of so many global batches, so that little padding is computed;
     1 switches length bucketing off."""

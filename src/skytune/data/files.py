@@ -5,6 +5,7 @@ import zlib
 from typing import Any
 
 from ..config import DataConfig, UserError
+from ..config.secrets import reveal
 from ..models.source import first_line
 from .formats import parse
 from .rows import Rows, concatenate
@@ -30,7 +31,7 @@ def find_files(spec: str, key: str) -> list[tuple[Any, str]]:
     import fsspec
 
     try:
-        system, path = fsspec.core.url_to_fs(spec)
+        system, path = fsspec.core.url_to_fs(reveal(spec))
     except ImportError as error:
         extra = ': pip install "skytune[aws]"' if spec.startswith(("s3:", "s3a:")) else ""
         raise UserError(f"{key}={spec}: reading this needs another package ({error}){extra}") from error

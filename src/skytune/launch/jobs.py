@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import models
 from ..config import RunConfig, UserError, to_dict
+from ..config.secrets import hide
 from ..config.targets import user_paths
 from ..data.tables import content_hash, write_split
 from ..job import Job, JobDir, read_json, write_json
@@ -55,6 +56,7 @@ def train(
     Raises:
         UserError: anything the user can act on, from here or from a worker.
     """
+    config = hide(config)
     source = models.resolve(config.model)
     if source.revision:
         config = replace(config, model=replace(config.model, revision=source.revision))
@@ -80,7 +82,7 @@ def predict(
     """
     folder = Path(models.saved_model(checkpoint).folder)
     prints = {"data": _data_hash(evaluation), "weights": checkpoint_hash(folder)}
-    named = replace(config, name=config.name or f"evaluate-{folder.name}")
+    named = replace(hide(config), name=config.name or f"evaluate-{folder.name}")
     return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher)
 
 

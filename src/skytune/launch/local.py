@@ -1,6 +1,7 @@
 """Worker processes on this machine."""
 
 import logging
+import math
 import os
 import re
 import selectors
@@ -49,30 +50,29 @@ class LocalLauncher:
         processes = processes_wanted(compute, launch)
         job.logs.mkdir(parents=True, exist_ok=True)
         tail: deque[str] = deque(maxlen=200)
-        with (job.logs / "output.log").open("ab") as record:
-            child = subprocess.Popen(
-                command(job, processes),
-                env=environment(processes, threads_each(launch, processes)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # Ctrl-C on the terminal reaches us alone; we end the whole group.
-                start_new_session=True,
+        follower = Follower(job.logs / "rank-0.log")
+        with (
+            (job.logs / "output.log").open("ab") as record,
+            Stopping(job.root / FLAG_FILE, launch.stop_seconds) as stopping,
+        ):
+            child = _start(
+                command(job, processes), environment(processes, threads_each(launch, processes), launch.stop_seconds)
             )
-            follower = Follower(job.logs / "rank-0.log")
-            with Stopping(job.root / FLAG_FILE, launch.stop_seconds) as stopping:
-                try:
-                    code = _pump(
-                        child, record, tail, follower, stopping, job.outputs / "result.json", launch.grace_seconds
-                    )
-                finally:
-                    end_group(child, launch.grace_seconds)
-                    follower.look()
+            try:
+                code = _pump(child, record, tail, follower, stopping, job.outputs / "result.json", launch.grace_seconds)
+            finally:
+                end_group(child, 0.0 if stopping.at_once else launch.grace_seconds)
+                follower.look()
         result = job.read_result()
         if stopping.asked_by == signal.SIGINT:
             raise KeyboardInterrupt
         if result is not None and result.get("status") == "preempted":
             raise Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
+        if result is None and stopping.asked_by is not None and not job.read_errors():
+            # The signal went to all processes, and hit the workers before they listened.
+            raise Preempted(
+                "stopped without saving; the same command goes on from the last checkpoint, if there is one"
+            )
         if code != 0 or result is None:
             raise failure(job, code, list(tail))
         if result["world_size"] != processes:
@@ -84,8 +84,31 @@ def command(job: JobDir, processes: int) -> list[str]:
     return module_command("skytune.training.worker", str(job.root), processes=processes)
 
 
-def environment(processes: int, threads: int) -> dict[str, str]:
-    """Return the workers' environment: ours, less whatever another launcher or Accelerate's settings left in it."""
+def _start(words: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Start the workers, with SIGUSR1 held back (they inherit that) until they listen to it: a cluster's manager that
+    sends it to all processes of a job must not end torchrun's agent, which would die of it."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        return subprocess.Popen(
+            words,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C on the terminal reaches us alone; we end the whole group.
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def environment(processes: int, threads: int, stop_seconds: float = 60.0) -> dict[str, str]:
+    """Return the workers' environment: ours, less whatever another launcher or Accelerate's settings left in it.
+
+    Args:
+        stop_seconds: what torchrun's agent grants the workers where it is told to end itself (torch 2.12 or newer;
+            older ones grant 30 s).
+    """
     foreign = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "SLURM_")
     single = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
     env = {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in single}
@@ -101,6 +124,7 @@ def environment(processes: int, threads: int) -> dict[str, str]:
         # Threads that spin while they wait take the cores from each other as soon as anything else runs on them:
         # 5.6 s against 1.3 s a step, seen on 2 cores that were busy with other work.
         OMP_WAIT_POLICY=env.get("OMP_WAIT_POLICY", "PASSIVE"),
+        TORCH_ELASTIC_SHUTDOWN_TIMEOUT=str(math.ceil(stop_seconds)),
         SKYTUNE_WORLD_SIZE=str(processes),
         SKYTUNE_LAUNCHER_PID=str(os.getpid()),
         SKYTUNE_STARTED=repr(time.time()),
@@ -134,7 +158,7 @@ def _root_cause(tail: list[str], code: int, failed: list[int]) -> tuple[int, str
     """
     pairs = re.findall(r"\brank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)", "\n".join(tail))
     codes = {int(rank): int(number) for rank, number in pairs}  # the root cause comes last in torchrun's list
-    for rank, number in codes.items():
+    for rank, number in reversed(codes.items()):
         if number < 0 and number != -signal.SIGTERM and rank not in failed:
             return rank, _ended(number)
     if failed:

@@ -1,11 +1,17 @@
 """Process groups on this machine: how a module is started in one or more processes, and how all of them are ended."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from ..training.peers import processes
+
+KILLED = 5.0
+"""Seconds that the kernel may take to end what was killed."""
 
 START = Path(__file__).with_name("start.py")
 
@@ -20,61 +26,71 @@ def module_command(module: str, *words: str, processes: int = 1) -> list[str]:
 
 
 def end_group(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", grace: float) -> None:
-    """Ask the child's whole process group to end, then make it: nothing of it is left when this returns.
+    """Ask the child's whole process group to end, then make it, with all that it started in groups of their own
+    (torchrun does that with every worker): nothing is left when this returns.
 
-    An interrupt meanwhile (a second Ctrl-C) skips the asking.
+    An interrupt meanwhile (a second Ctrl-C) skips the asking, as does a grace of 0.
     """
+    groups = _groups(child.pid)
     try:
-        if _ask(child, signal.SIGTERM, grace):
-            return
+        if grace:
+            _send(child, signal.SIGTERM, groups[:1])
+            if _gone(child, groups, grace):
+                return
     finally:
-        _ask(child, signal.SIGKILL, grace)
+        groups = list(dict.fromkeys([*groups, *_groups(child.pid)]))
+        _send(child, signal.SIGKILL, groups)
+        _gone(child, groups, max(grace, KILLED))
         child.wait()
         for stream in (child.stdout, child.stderr):
             if stream is not None:
                 stream.close()
 
 
-def group_alive(group: int) -> bool:
-    """Whether a process of the group still runs. A zombie does not: nobody may ever collect it (in a container whose
-    first process does not), and to the kernel's own test it is alive."""
+def group_alive(*groups: int) -> bool:
+    """Whether a process of the groups still runs. A zombie does not, although to the kernel's own test it is alive."""
+    there = [group for group in groups if _there(group)]
+    everybody = processes() if there else []
+    running = {process.group for process in everybody if process.runs}
+    ended = {process.group for process in everybody} - running
+    return any(group not in ended for group in there)
+
+
+def _groups(leader: int) -> list[int]:
+    """Return the process groups of a group's leader and of its descendants; its own comes first."""
+    found, everybody = [leader], processes()
+    family = {process.pid for process in everybody if process.group == leader}
+    while more := {process.pid for process in everybody if process.parent in family} - family:
+        family |= more
+    return list(dict.fromkeys([*found, *(process.group for process in everybody if process.pid in family)]))
+
+
+def _send(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", number: signal.Signals, groups: list[int]) -> None:
+    """Send groups a signal."""
+    child.poll()  # a dead leader that was not waited for
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+
+
+def _gone(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", groups: list[int], wait: float) -> bool:
+    """Wait until nothing of the groups runs; return whether that came true in time."""
+    until = time.monotonic() + wait
+    while True:
+        child.poll()
+        if not group_alive(*groups):
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.02)
+
+
+def _there(group: int) -> bool:
+    """Whether the kernel knows the group."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    states = [state for state, its_group in _processes() if its_group == group]
-    return not states or any(state not in "ZX" for state in states)
-
-
-def _ask(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", number: signal.Signals, wait: float) -> bool:
-    """Send the group a signal and wait; return whether it is gone."""
-    child.poll()  # a dead leader that was not waited for
-    if not group_alive(child.pid):
-        return True
-    try:
-        os.killpg(child.pid, number)
-    except (ProcessLookupError, PermissionError):
-        return True
-    until = time.monotonic() + wait
-    while time.monotonic() < until:
-        child.poll()
-        if not group_alive(child.pid):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def _processes() -> list[tuple[str, int]]:
-    """Return (state, process group) of every process; [] on a system without /proc (launchd collects zombies)."""
-    found = []
-    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
-        if entry.name.isdigit():
-            try:
-                with open(f"/proc/{entry.name}/stat", encoding="utf-8", errors="replace") as file:
-                    fields = file.read().rpartition(")")[2].split()  # the name before may hold anything
-            except OSError:
-                continue  # it ended just now
-            found.append((fields[0], int(fields[2])))
-    return found
+    return True

@@ -19,9 +19,9 @@ from ..job import JobDir
 log = logging.getLogger(__name__)
 
 UNDECISIVE = (
-    *("name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume"),
-    *("strategy", "compile"),
-)
+    "name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume", "upload", "tracker",
+    "strategy", "compile",
+)  # fmt: skip
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
 
@@ -29,7 +29,7 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     """Return the part of the configuration that decides the result."""
     values = {key: value for key, value in to_dict(config).items() if key not in UNDECISIVE}
     # How the global batch is cut up changes rounding only.
-    values["batch"] = {key: value for key, value in values["batch"].items() if key != "micro_size"}
+    values["batch"] = {key: value for key, value in values["batch"].items() if key not in ("micro_size", "auto")}
     values["checkpoint"] = {key: values["checkpoint"][key] for key in ("select", "metric", "mode")}
     values["debug"] = {"overfit": config.debug.overfit}
     values["eval"] = {key: value for key, value in values["eval"].items() if key not in ("batch_size", "sets")}

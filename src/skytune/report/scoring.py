@@ -84,7 +84,11 @@ def score(
         config=to_dict(config),
         data_notes=report.get("data", {}),
         labels=labels,
-        links={"model": model_path(config, result), "run folder": result.get("run_folder", "")},
+        links={
+            "model": model_path(config, result),
+            "run folder": result.get("run_folder", ""),
+            **(tracker_places(result) if trained else {}),
+        },
     )
     return found, page
 
@@ -94,6 +98,16 @@ def model_path(config: RunConfig, result: Mapping[str, Any]) -> str:
     if config.checkpoint.path:
         return config.checkpoint.path
     return str(JobDir(result["run_folder"]).model)
+
+
+def tracker_places(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return, by tracker, where to see a run: an address, or the command that shows its files."""
+    found = {}
+    for name, place in (result.get("trackers") or {}).items():
+        folder = Path(result["run_folder"]) / place["folder"]  # an absolute one stays as it is
+        if place.get("url") or folder.is_dir():
+            found[name] = place.get("url") or f"{place['command']} {folder}"
+    return found
 
 
 def report_path(run_folder: str | Path) -> Path:

@@ -12,7 +12,8 @@ LABEL = 13
 
 
 def summary(*, metrics: dict[str, Any], training: dict[str, Any], model_path: str, dashboard: str | None, cached: bool,
-            examples: list[str], run_folder: str, report: str | None = None) -> str:  # fmt: skip
+            examples: list[str], run_folder: str, report: str | None = None,
+            trackers: dict[str, str] | None = None) -> str:  # fmt: skip
     """Return what a person wants to know when the prompt comes back; no colour codes, so that it can be piped.
 
     Args:
@@ -24,6 +25,7 @@ def summary(*, metrics: dict[str, Any], training: dict[str, Any], model_path: st
         examples: commands that run it on more.
         run_folder: where the run's files lie; said where the model's folder does not say it.
         report: the report's file, which any browser opens.
+        trackers: by name, the address or the command that shows the run.
     """
     width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     facts = [("test", _scores(metrics))]
@@ -37,6 +39,8 @@ def summary(*, metrics: dict[str, Any], training: dict[str, Any], model_path: st
         facts.append(("", ["for transformers.pipeline('text-classification', model=PATH)"]))
     if report:
         facts.append(("report", [report]))
+    for name, place in (trackers or {}).items():
+        facts.append((name, [place]))
     if run_folder and not model_path.startswith(run_folder):
         facts.append(("run folder", [run_folder]))
     advice = ["not connected;", "`zenml login --local` opens it,", "`zenml logout --local` goes back"]

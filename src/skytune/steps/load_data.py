@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from zenml import log_metadata, step
 
 from ..config import DataConfig, ModelConfig, from_dict
+from ..config.scrubbing import scrubbed
 from .types import Dataset, Datasets, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,8 @@ def load_data(
 
     from ..data import prepare
 
-    found = prepare(from_dict(DataConfig, data), from_dict(ModelConfig, model), seed, sets)
+    with scrubbed():  # ZenML keeps the text of an error
+        found = prepare(from_dict(DataConfig, data), from_dict(ModelConfig, model), seed, sets)
     log_metadata({"data": json.loads(json.dumps(found.notes))}, artifact_name="train_dataset", infer_artifact=True)
     validation = DatasetDict({"validation": found.validation, **found.sets}) if found.sets else found.validation
     return found.train, validation, found.test, found.tokenizer

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import RunConfig, UserError
-from .callbacks import Callback, Run
+from .callbacks import Callback, Callbacks, Run
 from .checkpoint.foreign import refuse_foreign
 from .checkpoint.lease import Lease, acquire
-from .checkpoint.manifest import parse_step, step_name
-from .checkpoint.opening import runs
+from .checkpoint.manifest import step_name
+from .checkpoint.opening import locate
 from .checkpoint.reading import load_document, open_tensors
 from .checkpoint.shard_writer import Board, ShardWriter
 from .checkpoint.store import Found, Store
-from .checkpoint.writer import Failed, Writer
+from .checkpoint.writer import Event, Failed, Writer
+from .ema import Ema
 from .recording import BestWeights, History
 
 if TYPE_CHECKING:
@@ -40,17 +41,8 @@ def elsewhere(place: str) -> tuple[Store, int | None]:
     Raises:
         UserError: a store that holds several runs, or none.
     """
-    rest, step = place.rstrip("/"), None
-    parent, _, last = rest.rpartition("/")
-    if (step := parse_step(last)) is not None:
-        rest, (parent, _, last) = parent, parent.rpartition("/")
-    if step is not None or last in runs(parent):
-        return Store.open(parent, last), step
-    inside = runs(rest)
-    if len(inside) != 1:
-        named = ", ".join(inside[:5]) or "none"
-        raise UserError(f"resume={place}: holds {len(inside)} runs ({named}); name one of them")
-    return Store.open(rest, inside[0]), None
+    found = locate(place)
+    return Store.open(found.store, found.run_key), found.step
 
 
 class Checkpoints(Callback):
@@ -70,9 +62,12 @@ class Checkpoints(Callback):
         optimizer: "torch.optim.Optimizer",
         best: BestWeights,
         history: History,
+        others: Callbacks | None = None,
+        ema: Ema | None = None,
     ) -> None:
         self.config, self.world, self.strategy, self.optimizer = config, world, strategy, optimizer
         self.best, self.history, self.decisive = best, history, decisive
+        self.others, self.ema = others or Callbacks([]), ema
         self.own_store = config.checkpoint.store is None
         self.cache = default_store / ".fetched"
         self.store = Store.open(config.checkpoint.store or str(default_store), run_key)
@@ -124,6 +119,8 @@ class Checkpoints(Callback):
         found = Store.open(url, key).get(step, into=self.cache)
         self.strategy.load(open_tensors(found, "model"))
         self.strategy.load_optimizer(open_tensors(found, "optimizer"), load_document(found, "optimizer"))
+        if self.ema is not None:
+            self.ema.restore(open_tensors(found, "ema"))
         state = found.manifest.state
         run.step, run.rows, run.tokens = state["step"], state["rows"], state["tokens"]
         run.skipped, run.flops = state.get("skipped", 0), state.get("flops", 0.0)
@@ -133,19 +130,29 @@ class Checkpoints(Callback):
         run.resumed_from = run.step
         self.best.best, self.best.saved_step = state["best"], state["best"] and state["best"]["step"]
         self.history.restore(run, load_document(found, "history"))
+        self.others.load_state(state.get("callbacks", {}))
+        run.stop, run.out_of_memory = state.get("stop", False), state.get("out_of_memory", 0)
+        if self.config.batch.auto and run.out_of_memory:
+            run.micro_batch = min(run.micro_batch, state["micro_batch"])
         self.saved_step = run.step
+
+    def on_run_start(self, run: Run) -> None:
+        """Ask all callbacks for their state: one that cannot be saved should not fail hours later."""
+        self.others.state()
 
     def on_step_end(self, run: Run) -> None:
         """Save when it is time; not before a validation of the same step, which is followed by a save."""
-        self._tell()
+        self._tell(run, self.writer.poll() if self.writer is not None else [])
         settings = self.config.checkpoint
         minutes = (time.monotonic() - self.saved_at) / 60
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
             settings.every_minutes and self._together(minutes >= settings.every_minutes)
         )
+        if run.ahead:
+            return
         if run.preempted:
             self.save(run, wait=True)
-        elif due and not run.validating:
+        elif due and not (run.validating or run.stop):
             self.save(run)
 
     def on_validation_end(self, run: Run) -> None:
@@ -155,8 +162,7 @@ class Checkpoints(Callback):
     def on_run_end(self, run: Run) -> None:
         """Wait for the last save."""
         if self.writer is not None:
-            self.writer.close()
-            self._tell()
+            self._tell(run, self.writer.close())
 
     def on_exception(self, run: Run) -> None:
         """Let a running save come to its end."""
@@ -176,12 +182,12 @@ class Checkpoints(Callback):
             return
         self.stall_seconds += self.writer.submit(
             run.step,
-            {"model": weights, "optimizer": tensors},
+            {"model": weights, "optimizer": tensors, **({"ema": self.ema.tensors()} if self.ema else {})},
             {
                 "step": run.step, "rows": run.rows, "tokens": run.tokens, "epoch": run.epoch, "metrics": run.metrics,
-                "train_seconds": run.train_seconds, "best": best, "skipped": run.skipped,
-                "flops": run.flops, "data_seconds": run.data_seconds,
-                "scaling": self.strategy.scaling(),
+                "train_seconds": run.train_seconds, "best": best, "callbacks": self.others.state(), "stop": run.stop,
+                "micro_batch": run.micro_batch, "out_of_memory": run.out_of_memory, "skipped": run.skipped,
+                "flops": run.flops, "data_seconds": run.data_seconds, "scaling": self.strategy.scaling(),
             },
             documents={"optimizer": values, "history": self.history.records},
             best=best["step"] if best else None,
@@ -189,13 +195,16 @@ class Checkpoints(Callback):
         )  # fmt: skip
 
     def weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
-        """Return the model's weights of one checkpoint, on any process (collective)."""
+        """Return the weights that one checkpoint hands on, on any process (collective): the averaged ones where there
+        are any."""
         if self.world.size > 1:
             import torch
 
             # Rank 0 has waited for the last save before it comes here, and so for this one.
             self.strategy.reduce_sum(torch.zeros((), device=self.world.device))
-        return open_tensors(self.store.get(step, into=self.cache), "model")
+        found = self.store.get(step, into=self.cache)
+        model = open_tensors(found, "model")
+        return model if self.ema is None else model.under(open_tensors(found, "ema"))
 
     def _together(self, wish: bool) -> bool:
         """Return rank 0's wish on every process that saves; their clocks differ."""
@@ -208,7 +217,7 @@ class Checkpoints(Callback):
 
     def finish(self) -> None:
         """Mark the run as finished; the run folder's own checkpoints have done their work and go."""
-        if self.writer is None:
+        if self.writer is None or not self.world.main:
             return
         self.store.attempt(
             lambda: self.store.backend.write(f"{self.store.run_key}/{FINISHED}", b"{}"), f"writing {FINISHED}"
@@ -269,9 +278,9 @@ class Checkpoints(Callback):
         broadcast_object_list(choice)
         return choice[0]
 
-    def _tell(self) -> None:
+    def _tell(self, run: Run, events: list[Event]) -> None:
         """Say what became of saves; a failure is kept until a later save succeeds."""
-        for event in self.writer.poll() if self.writer is not None else []:
+        for event in events:
             if isinstance(event, Failed):
                 self.failure = f"step {event.step}: {event.message}"
                 log.warning("CHECKPOINT NOT SAVED, %s; training goes on", self.failure)
@@ -285,3 +294,5 @@ class Checkpoints(Callback):
                 )  # fmt: skip
                 if event.warning:
                     log.warning("%s", event.warning)
+                run.saved_step, run.saved_url = event.step, event.location
+                self.others("on_checkpoint_saved", run)

@@ -14,6 +14,9 @@ import urllib.request
 from pathlib import Path
 from types import FrameType
 
+from ..config import WorkerError
+from .peers import Peers
+
 log = logging.getLogger(__name__)
 
 FLAG_FILE = "preempt"
@@ -27,20 +30,29 @@ SIGNALS = tuple(
 class Notice:
     """The flag of one process."""
 
-    def __init__(self, flag_file: Path, rank: int) -> None:
+    def __init__(self, flag_file: Path, rank: int, grace_seconds: float = 10.0) -> None:
         self.flag_file, self.rank = flag_file, rank
+        self.peers = Peers(flag_file, grace_seconds)
         self.reason = ""
 
     def listen(self) -> None:
         """Begin to listen for signals and, on rank 0 of an EC2 machine, for the notice of an interruption."""
         for number in SIGNALS:
             signal.signal(number, self._signalled)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher starts processes with SIGUSR1 held back
+        self.peers.watch()
         endpoint = os.environ.get("SKYTUNE_IMDS") or ("http://169.254.169.254" if _on_ec2() else "")
         if endpoint and self.rank == 0:
             threading.Thread(target=self._poll, args=(endpoint,), daemon=True, name="spot-notice").start()
 
     def given(self) -> bool:
-        """Whether this process was told to end."""
+        """Whether this process was told to end.
+
+        Raises:
+            WorkerError: it was, because another one has died: what takes all of them, such as a save, must not begin.
+        """
+        if self.reason == "SIGTERM" and self.peers.died():
+            raise WorkerError("another worker process has died: ended without saving")
         if not self.reason and self.rank == 0 and self.flag_file.exists():
             self.reason = "asked by the launcher"
         return bool(self.reason)

@@ -3,50 +3,45 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..config import RunConfig
+from ..config.secrets import reveal
+from ..config.tracking import refuse_missing_trackers
 from ..data.batches import TokenTable
 from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
 from .checkpointing import Checkpoints
 from .compiling import bounded
 from .devices import World, join
+from .early_stopping import EarlyStopping
+from .ema import Ema
 from .export import refuse_partial, shapes_of
-from .flops import Work, efficiency, work_of
+from .fast.opening import open_steps
+from .flops import Work, work_of
 from .inputs import check_vocabulary, labels_of, open_model, open_tables
 from .loop import total_steps, train
+from .memory import AtOnce, explained, micro_batch
 from .metrics import check, compute
 from .order import SampleOrder
 from .outputs import write_predictions
 from .prediction import predict
 from .preemption import FLAG_FILE, Notice
-from .recording import BestWeights, History, Profiler, Progress
-from .strategy import Strategy, build_strategy, size
+from .profiler import Profiler
+from .progress import Progress
+from .recording import BestWeights, History
+from .remembering import refuse_empty_start, remember
+from .results import Phases, Trained
+from .strategy import Strategy, build_strategy
+from .tracking import Tracking
+from .upload import Upload
 from .versions import versions
 
 log = logging.getLogger(__name__)
-
-
-class Phases:
-    """Seconds of every phase of the job, by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def time(self, name: str) -> Iterator[None]:
-        """Add the block's time to a phase."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
 
 def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> None:
@@ -57,8 +52,10 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         asked: number of processes that must have come up; None when nobody promised one.
     """
     config, phases = job.config, Phases()
+    if job.kind == "train":
+        refuse_missing_trackers(config.tracker)
     phases.seconds["start_s"] = round(max(0.0, time.time() - started), 3)
-    with phases.time("load_s"):
+    with phases.time("load_s"), explained("the model was opened"):
         accelerator, world = join(config, asked)
         tables = open_tables(jobdir, job)
         config = bounded(config, max(int(table.lengths.max(initial=1)) for table in tables.values()))
@@ -71,17 +68,17 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
             strategy.prepare(model)
         else:
             strategy.place(model)
-    report: dict[str, Any] = {}
-    checkpoints: Checkpoints | None = None
-    if job.kind == "train":
-        report, checkpoints = _train(jobdir, job, world, strategy, tables, phases, work)
-    status = report.pop("status", "completed")
+    at_once = AtOnce(config.eval.batch_size)
+    trained = _train(jobdir, job, world, strategy, tables, phases, at_once, work) if job.kind == "train" else None
+    status = "preempted" if trained is not None and trained.run.preempted else "completed"
     if status == "completed":
-        if job.kind == "train":
+        if trained is not None:
             with phases.time("save_s"):
                 _save(jobdir, job, world, strategy, shapes)
         with phases.time("predict_s"):
-            _predict(jobdir, job, world, strategy, tables)
+            _predict(jobdir, job, world, strategy, tables, at_once)
+        if trained is not None:
+            trained.callbacks("on_model_saved", trained.run)
     if world.main:
         jobdir.write_result(
             {
@@ -95,13 +92,13 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
                 "peak_memory_bytes": world.peak_memory_bytes(),
                 "phases": phases.seconds,
                 "versions": versions(),
-                **report,
+                **(trained.numbers() if trained is not None else {}),
             }
         )
-    if checkpoints is not None:
+    if trained is not None:
         if status == "completed":
-            checkpoints.finish()
-        checkpoints.close()
+            trained.checkpoints.finish()
+        trained.checkpoints.close()
     strategy.close()
     accelerator.end_training()
 
@@ -113,12 +110,10 @@ def _train(
     strategy: Strategy,
     tables: dict[str, TokenTable],
     phases: Phases,
+    at_once: AtOnce,
     work: Work | None,
-) -> tuple[dict[str, Any], Checkpoints]:
-    """Train and leave the selected weights in the strategy's model; return the numbers for the result.
-
-    The status is `preempted` where the run was told to end before its last step.
-    """
+) -> Trained:
+    """Train and leave the selected weights in the strategy's model, or none where the run was told to end before."""
     config, table = job.config, tables["train"]
     check(config.eval.metrics, config.eval.extra_metrics)
     order = SampleOrder(
@@ -137,36 +132,36 @@ def _train(
         work=work,
         total_steps=total_steps(config, order),
         steps_per_epoch=order.steps_per_epoch,
-        extra=dict(config.extra),
+        micro_batch=micro_batch(config.batch.global_size, config.batch.micro_size, world.size),
+        extra=reveal(config.extra),
     )
     best, history = BestWeights(config), History()
+    ema = Ema(config.ema.decay, run.model) if config.ema.decay else None
+    callbacks = _callbacks(config, history, best, ema, Tracking(job, history))
     checkpoints = Checkpoints(
-        config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, strategy, optimizer, best, history
-    )
+        config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, strategy, optimizer, best, history,
+        callbacks, ema,
+    )  # fmt: skip
     checkpoints.open(launch=os.environ.get("SKYTUNE_LAUNCH") or str(os.getpid()))
     checkpoints.resume(run)
-    callbacks = _callbacks(config, history, best, checkpoints)
-    notice = Notice(jobdir.root / FLAG_FILE, world.rank)
+    refuse_empty_start(run.model, run.resumed_from, config.model.name)
+    if world.main:
+        remember(checkpoints.store, jobdir, jobdir.read_job(), run.model)  # as it was written: lengths not bounded
+    callbacks.append("checkpoints", checkpoints)
+    notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.grace_seconds)
     notice.listen()
     validation = table if config.debug.overfit else tables["validation"]
 
     def validate() -> dict[str, float]:
-        with phases.time("validate_s"):
-            rows, logits = _predict_split(strategy, validation, world, config)
+        with phases.time("validate_s"), ema.in_place() if ema is not None else nullcontext():
+            rows, logits = _predict_split(strategy, validation, world, config, at_once)
             labels = labels_of(validation, "validation")[rows]
             return compute(config.eval.metrics, config.eval.extra_metrics, logits, labels)
 
     try:
-        train(
-            run,
-            strategy=strategy,
-            optimizer=optimizer,
-            order=order,
-            table=table,
-            callbacks=callbacks,
-            validate=validate,
-            notice=notice.given,
-        )
+        with explained("the optimizer changed the weights (its own state has their size, once or twice)"):
+            steps = open_steps(run, strategy, optimizer, order, table, notice.given)
+            train(run, steps=steps, strategy=strategy, order=order, callbacks=callbacks, validate=validate)
     except BaseException:
         callbacks("on_exception", run)
         checkpoints.close()
@@ -177,61 +172,52 @@ def _train(
         log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
     elif (step := best.wanted(run)) is not None:
         strategy.load(checkpoints.weights(step))
-    share = -(-config.batch.global_size // world.size)
-    micro = min(config.batch.micro_size or share, share)
-    parameters = list(run.model.parameters())
-    seconds = max(run.train_seconds, 1e-9)
-    numbers = {
-        "status": "preempted" if run.preempted else "completed",
-        "resumed_from": run.resumed_from,
-        "save_failed": checkpoints.failure,
-        "save_stall_s": round(checkpoints.stall_seconds, 3),
-        "steps": run.step,
-        "epochs": round(run.step / order.steps_per_epoch, 4),
-        "steps_per_epoch": order.steps_per_epoch,
-        "global_batch": config.batch.global_size,
-        "micro_batch": micro,
-        "accumulation": -(-share // micro),
-        **efficiency(run),
-        "select": config.checkpoint.select.value,
-        "best": best.best,
-        "train_rows": run.rows,
-        "train_tokens": run.tokens,
-        "padding_share": _padding_share(order, config, run.step),
-        "samples_per_s": round(run.rows / seconds, 2),
-        "tokens_per_s": round(run.tokens / seconds, 1),
-        "parameters": sum(size(p) for p in parameters),
-        "trainable_parameters": sum(size(p) for p in parameters if p.requires_grad),
-    }
-    return numbers, checkpoints
+    elif ema is not None:
+        ema.hand_on()
+    return Trained(run, order, callbacks, checkpoints, best, steps)
 
 
-def _callbacks(config: RunConfig, history: History, best: BestWeights, checkpoints: Checkpoints) -> Callbacks:
-    own: list[tuple[str, Any]] = [("history", history), ("progress", Progress()), ("best_weights", best)]
-    own.append(("checkpoints", checkpoints))
+def _callbacks(
+    config: RunConfig, history: History, best: BestWeights, ema: Ema | None, tracking: Tracking
+) -> Callbacks:
+    """Return all callbacks but the one that saves checkpoints, which comes last."""
+    own: list[tuple[str, Any]] = [("history", history), ("tracking", tracking), ("progress", Progress())]
+    own.append(("best_weights", best))
+    if config.early_stopping.patience:
+        own.append(("early_stopping", EarlyStopping(config.early_stopping, best.metric, best.smaller)))
+    if ema is not None:
+        own.append(("ema", ema))
     if config.debug.profile_steps:
         own.append(("profiler", Profiler(config.debug.profile_steps)))
+    if config.upload.url:
+        own.append(("upload", Upload(config.upload)))
     return build_callbacks(config, own)
 
 
 def _predict_split(
-    strategy: Strategy, table: TokenTable, world: World, config: RunConfig
+    strategy: Strategy, table: TokenTable, world: World, config: RunConfig, at_once: AtOnce
 ) -> tuple[np.ndarray, np.ndarray]:
-    return predict(
-        strategy.module,
-        table,
-        world,
-        batch_size=config.eval.batch_size,
-        limit=config.limit_eval_batches,
-        multiple=config.batch.pad_multiple,
-        autocast=strategy.autocast,
-    )
+    alone = strategy.alone()
+    with alone if alone is not None else nullcontext():
+        return predict(
+            strategy.module,
+            table,
+            world,
+            batch_size=config.eval.batch_size,
+            limit=config.limit_eval_batches,
+            multiple=config.batch.pad_multiple,
+            at_once=at_once,
+            lockstep=alone is None,
+            autocast=strategy.autocast,
+        )
 
 
-def _predict(jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables: dict[str, TokenTable]) -> None:
+def _predict(
+    jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables: dict[str, TokenTable], at_once: AtOnce
+) -> None:
     """Write the logits of every evaluation split."""
     for name in job.evaluation:
-        rows, logits = _predict_split(strategy, tables[name], world, job.config)
+        rows, logits = _predict_split(strategy, tables[name], world, job.config, at_once)
         if world.main:
             write_predictions(jobdir.predictions(name), rows, tables[name].labels, logits)
             log.info("predicted %d rows of '%s'", len(rows), name)
@@ -249,14 +235,3 @@ def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: di
     tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None
     models.save_model(model, temporary, tokenizer)
     temporary.replace(jobdir.model)
-
-
-def _padding_share(order: SampleOrder, config: RunConfig, steps: int) -> float:
-    """Return the share of computed tokens that is padding, over the first epoch at most."""
-    real = computed = 0
-    for step in range(min(steps, order.steps_per_epoch)):
-        lengths = order.lengths[order.rows(step)]
-        multiple = config.batch.pad_multiple
-        real += int(lengths.sum())
-        computed += len(lengths) * -(-int(lengths.max()) // multiple) * multiple
-    return round(1 - real / max(computed, 1), 4)

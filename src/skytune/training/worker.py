@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 from ..config import UserError
+from ..config.scrubbing import guard_logs, scrub
 from ..config.targets import import_plugins
 from ..job import JobDir, RankError
 
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     job = JobDir(arguments[0])
     rank = int(os.environ.get("RANK", "0"))
     _watch_launcher()
+    guard_logs()
     try:
         _log_to(job.logs / f"rank-{rank}.log", rank)
         _work(job, float(os.environ.get("SKYTUNE_STARTED", started)))
@@ -90,9 +92,9 @@ def _log_to(path: Path, rank: int) -> None:
 
 def _report(job: JobDir, rank: int, error: BaseException) -> None:
     """Leave the reason in the rank's log and in its error file, for the launcher to show."""
-    trace = traceback.format_exc()
+    trace = scrub(traceback.format_exc())
     user = isinstance(error, UserError)
-    message = str(error) or type(error).__name__
+    message = scrub(str(error)) or type(error).__name__
     # A launcher tells the error itself, out of the error file or the log: once is enough on the screen.
     log.error("%s", message if user else trace, extra={"file_only": "SKYTUNE_LAUNCHER_PID" in os.environ})
     record = RankError(type=type(error).__name__, message=message, user=user, traceback=trace, time=time.time())
@@ -103,8 +105,8 @@ def _report(job: JobDir, rank: int, error: BaseException) -> None:
 
 
 def _watch_launcher() -> None:
-    """End this process when the launcher is gone: nobody would collect its results or stop it."""
-    launcher = os.environ.get("SKYTUNE_LAUNCHER_PID")
+    """End this process when the launcher or torchrun's agent is gone: nobody would collect its results or stop it."""
+    launcher, parent = os.environ.get("SKYTUNE_LAUNCHER_PID"), os.getppid()
     if not launcher:
         return
 
@@ -116,7 +118,7 @@ def _watch_launcher() -> None:
                 os._exit(1)
             except PermissionError:
                 pass
-            if _is_zombie(launcher):
+            if _is_zombie(launcher) or os.getppid() != parent:
                 os._exit(1)
             time.sleep(1)
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,11 @@ class Backend:
     def write(self, path: str, data: bytes) -> None:
         """Write a small file as a whole: a reader sees the old content or the new one."""
         self.system.pipe_file(self.path(path), data)
+
+    def write_all(self, files: Mapping[str, bytes]) -> None:
+        """Write small files in their order: who sees the last one sees all."""
+        for path, data in files.items():
+            self.write(path, data)
 
     def delete(self, path: str) -> None:
         """Delete a file; none there is fine."""

@@ -6,7 +6,7 @@ someone squashes it (`HfApi.super_squash_history`).
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,10 @@ class HubBackend(Backend):
         """See `Backend`."""
         self._commit(f"Write {path}", {path: data})
 
+    def write_all(self, files: Mapping[str, bytes]) -> None:
+        """See `Backend`: in one commit."""
+        self._commit(f"Write {list(files)[-1]}", files)
+
     def delete(self, path: str) -> None:
         """See `Backend`."""
         from huggingface_hub import CommitOperationDelete
@@ -160,7 +164,10 @@ class HubBackend(Backend):
     def _ensure(self) -> None:
         """Make the repository where there is none: private."""
         if not self._there:
-            self.api.create_repo(self.repo, private=True, exist_ok=True)
+            try:
+                self.api.create_repo(self.repo, private=True, exist_ok=True)
+            except KeyError:
+                pass  # another process made it at the same moment: the Hub's answer then lacks what the client wants
             self._there = True
 
     def _commit(self, message: str, files: Any, *others: Any, parent: str | None = None) -> None:

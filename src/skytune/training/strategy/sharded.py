@@ -81,7 +81,7 @@ class FullyShard(Base):
         if self.scaler is not None:
             # A fused optimizer takes the scaler's plain tensors into its kernel, which DTensors cannot be mixed with:
             # without this mark the scaler unscales beforehand and leaves the step out itself.
-            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+            optimizer._step_supports_amp_scaling = False
         return optimizer
 
     def _mesh(self) -> Any:

@@ -1,0 +1,55 @@
+"""Secrets kept out of what a process says: its log messages, and the errors that others record."""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .secrets import USER, of_environment, vault
+
+SHORTEST = 6
+"""Shortest secret of the configuration that is looked for in messages."""
+
+
+def scrub(text: str) -> str:
+    """Return a message without the secrets that this process knows, and without passwords in URLs."""
+    said = {value for value in vault().values() if isinstance(value, str) and len(value) >= SHORTEST}
+    known = sorted(said | of_environment(), key=len, reverse=True)
+    if known:
+        text = re.sub("|".join(map(re.escape, known)), "<secret>", text)
+    return USER.sub(lambda match: "<secret>" if ":" in match[0] else match[0], text)
+
+
+@contextmanager
+def scrubbed() -> Iterator[None]:
+    """Scrub the text of an exception that passes, and of those that led to it, for whoever records it."""
+    try:
+        yield
+    except Exception as error:
+        found: BaseException | None = error
+        while found is not None:
+            found.args = tuple(scrub(item) if isinstance(item, str) else item for item in found.args)
+            found = found.__cause__ or found.__context__
+        raise
+
+
+def guard_logs() -> None:
+    """Have every message that this process logs, with whatever logger and handler, go through `scrub`."""
+    make = logging.getLogRecordFactory()
+    if getattr(make, "scrubs", False):
+        return
+
+    def scrubbing(*args: Any, **options: Any) -> logging.LogRecord:
+        record = make(*args, **options)
+        try:
+            text = record.getMessage()
+        except Exception:
+            return record  # arguments that do not fit: whoever writes the record says so
+        clean = scrub(text)
+        if clean != text:
+            record.msg, record.args = clean, ()
+        return record
+
+    scrubbing.scrubs = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(scrubbing)

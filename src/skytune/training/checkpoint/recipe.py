@@ -1,0 +1,110 @@
+"""What a run is made of, beside its checkpoints: enough to go on for a machine that has nothing but the store.
+
+    <store>/<run key>/run.json   configuration (no secrets), fingerprints of data and weights, which parameters were new
+    <store>/<run key>/start/     the initial model's config.json and its tokenizer; the weights lie in every checkpoint
+
+`run.json` is written last and holds the size and SHA-256 of what lies in `start`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...config import UserError
+from .manifest import FileEntry
+from .opening import RUN_FILE
+from .stage import hash_blocks
+from .store import Store
+
+SCHEMA = 1
+START = "start"
+"""Folder of what the initial model is built from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What `run.json` holds."""
+
+    config: dict[str, Any]
+    """The whole configuration as plain values, secrets removed."""
+
+    fingerprints: dict[str, str]
+    """Hashes of the data, the initial weights and the code."""
+
+    new_parameters: list[str]
+    """Parameters of the initial model that no file of weights held."""
+
+    written_by: str
+    """Version of this package."""
+
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    """What lies in `start`, by name."""
+
+
+def write_recipe(store: Store, recipe: Recipe, start: Mapping[str, bytes]) -> bool:
+    """Write the recipe and the files of `start`, unless the same lies there already; return whether it was written.
+
+    Raises:
+        UserError: the store cannot be written.
+    """
+    files = {name: hash_blocks([data]) for name, data in sorted(start.items())}
+    values = {
+        "schema": SCHEMA,
+        "run_key": store.run_key,
+        **asdict(recipe),
+        "files": {name: asdict(entry) for name, entry in files.items()},
+    }
+    data = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False).encode()
+    path = f"{store.run_key}/{RUN_FILE}"
+    if _read(store, path) == data:
+        return False
+    content = {f"{store.run_key}/{START}/{name}": start[name] for name in files} | {path: data}
+    store.attempt(lambda: store.backend.write_all(content), f"writing {RUN_FILE}")
+    return True
+
+
+def read_recipe(store: Store) -> Recipe | None:
+    """Return the recipe of a run, None where there is none.
+
+    Raises:
+        UserError: the store cannot be read, or what is there is no recipe that this version reads.
+    """
+    data = _read(store, f"{store.run_key}/{RUN_FILE}")
+    if data is None:
+        return None
+    try:
+        values = json.loads(data)
+        schema = values.pop("schema")
+        values.pop("run_key")
+        if schema != SCHEMA:
+            raise UserError(f"{store.location}/{RUN_FILE} has schema {schema}, this version reads {SCHEMA}")
+        files = {name: FileEntry(**entry) for name, entry in values.pop("files").items()}
+        return Recipe(**values, files=files)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{store.location}/{RUN_FILE} is damaged: give the run's whole command, or delete it"
+        ) from error
+
+
+def fetch_start(store: Store, recipe: Recipe, folder: Path) -> None:
+    """Bring the files of `start` into a folder of this machine.
+
+    Raises:
+        UserError: one is missing or not what the recipe says.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, wanted in recipe.files.items():
+        data = _read(store, f"{store.run_key}/{START}/{name}")
+        if data is None or hash_blocks([data]) != wanted:
+            what = "is missing" if data is None else "is damaged"
+            raise UserError(f"{store.location}/{START}/{name} {what}: give the run's whole command")
+        (folder / Path(name).name).write_bytes(data)
+
+
+def _read(store: Store, path: str) -> bytes | None:
+    try:
+        return store.attempt(lambda: store.backend.read(path), f"reading {path.rpartition('/')[2]}")
+    except FileNotFoundError:
+        return None

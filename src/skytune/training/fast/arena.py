@@ -1,0 +1,153 @@
+"""Weights, gradients and optimizer state of a model in a few flat arrays, so that one kernel updates them all.
+
+The model's own fp32 parameters become views of the flat weights: whoever reads the model or its optimizer's state (a
+checkpoint, a prediction) sees what is trained, under the same names as ever. Where training computes in another number
+format, a rounded copy of all weights lies beside them, and gradients have that format too.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNED = 64
+"""Elements to which every block of parameters is aligned (whole cache lines in every format)."""
+
+
+class Arena:
+    """Flat arrays for the parameters of an AdamW optimizer.
+
+    Args:
+        optimizer: torch's AdamW over fp32 parameters; its groups keep their weight decay.
+        compute: number format of the forward and backward pass.
+        blocks: parameters that must lie directly below each other, e.g. query, key and value of a layer.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.AdamW, compute: torch.dtype, blocks: Sequence[Sequence[torch.nn.Parameter]] = ()
+    ) -> None:
+        self.optimizer = optimizer
+        together = {id(p): [id(q) for q in block] for block in blocks for p in block}
+        self.places: dict[int, tuple[int, torch.nn.Parameter]] = {}
+        self.regions: list[tuple[int, int, dict[str, Any]]] = []
+        size = 0
+        for group in optimizer.param_groups:
+            known = {id(p): p for p in group["params"]}
+            start = size
+            for p in group["params"]:
+                if id(p) in self.places:
+                    continue
+                for number in together.get(id(p), [id(p)]):
+                    self.places[number] = (size, known[number])
+                    size += known[number].numel()
+                size = -(-size // ALIGNED) * ALIGNED
+            self.regions.append((start, size - start, group))
+        device = next(iter(self.places.values()))[1].device
+        self.weights = torch.zeros(size, device=device)
+        self.first, self.second = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        self.low = self.weights if compute == torch.float32 else torch.zeros(size, device=device, dtype=compute)
+        self.grads = torch.zeros(size, device=device, dtype=compute)
+        self.scalars = torch.zeros(4, device=device)
+        """Learning rate, 1 - beta1^t, sqrt(1 - beta2^t), factor on the gradient."""
+        self.norm = torch.zeros((), device=device)
+        """Norm of the last gradient before clipping."""
+        for start, p in self.places.values():
+            view = self._view(self.weights, p, start)
+            view.copy_(p.detach())
+            p.data = view
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Take over the optimizer's state (after a checkpoint was loaded), and be its state from now on.
+
+        Raises:
+            AssertionError: parameters that took different numbers of steps.
+        """
+        steps = {float(self.optimizer.state[p]["step"]) for _, p in self.places.values() if self.optimizer.state.get(p)}
+        assert len(steps) <= 1, f"parameters took different numbers of steps: {sorted(steps)}"
+        self.steps = int(steps.pop()) if steps else 0
+        for start, p in self.places.values():
+            state, first, second = (
+                self.optimizer.state[p],
+                self._view(self.first, p, start),
+                self._view(self.second, p, start),
+            )
+            for view, name in ((first, "exp_avg"), (second, "exp_avg_sq")):
+                if name in state and state[name] is not view:
+                    view.copy_(state[name])
+                state[name] = view
+            state["step"] = torch.tensor(float(self.steps))
+        self.round()
+
+    def count(self, steps: int) -> None:
+        """Write down how many optimizer steps were taken in all."""
+        self.steps = steps
+        for _, p in self.places.values():
+            self.optimizer.state[p]["step"].fill_(float(steps))
+
+    def round(self) -> None:
+        """Make the rounded copy of the weights anew."""
+        if self.low is not self.weights:
+            self.low.copy_(self.weights)
+
+    def low_of(self, *parameters: torch.nn.Parameter) -> Tensor:
+        """Return the rounded weights of one parameter, or of several that lie below each other, joined on axis 0."""
+        return self._joined(self.low, parameters)
+
+    def grad_of(self, *parameters: torch.nn.Parameter) -> Tensor:
+        """Return where the gradient belongs, as `low_of`."""
+        return self._joined(self.grads, parameters)
+
+    def corrections(self, step: int) -> tuple[float, float]:
+        """Return Adam's (1 - beta1^t, sqrt(1 - beta2^t)) for the t-th step, t from 1."""
+        beta1, beta2 = self.optimizer.param_groups[0]["betas"]
+        return 1 - beta1**step, (1 - beta2**step) ** 0.5
+
+    def update(self, clip_norm: float | None) -> None:
+        """Clip the gradient and take one AdamW step; reads `scalars`, needs no word from the CPU."""
+        if clip_norm is None:
+            self.scalars[3] = 1.0
+        else:
+            torch.linalg.vector_norm(self.grads, dtype=torch.float32, out=self.norm)
+            # As torch.nn.utils.clip_grad_norm_.
+            torch.clamp(clip_norm / (self.norm + 1e-6), max=1.0, out=self.scalars[3])
+        for start, size, group in self.regions:
+            cut = slice(start, start + size)
+            self._adamw(cut, group)
+
+    def _adamw(self, cut: slice, group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        eps, decay = float(group["eps"]), float(group["weight_decay"])
+        weights, first, second, grads = self.weights[cut], self.first[cut], self.second[cut], self.grads[cut]
+        if not weights.is_cuda:
+            rate, one, two, clip = self.scalars.unbind()
+            grad = grads.float() * clip
+            first.lerp_(grad, 1 - beta1)
+            second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            weights.mul_(1 - rate * decay).sub_(rate / one * first / (second.sqrt() / two + eps))
+            if self.low is not self.weights:
+                self.low[cut].copy_(weights)
+            return
+        import triton
+
+        from . import kernels
+
+        count = weights.numel()
+        kernels.adamw[(triton.cdiv(count, 1024),)](
+            weights, first, second, grads, self.low[cut], self.scalars, count, decay, beta1, beta2, eps,
+            HAS_LOW=self.low is not self.weights, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+
+    def _joined(self, flat: Tensor, parameters: Sequence[torch.nn.Parameter]) -> Tensor:
+        start, first = self.places[id(parameters[0])]
+        at = start
+        for p in parameters:
+            assert self.places[id(p)][0] == at, "these parameters do not lie below each other"
+            at += p.numel()
+        shape = (sum(p.shape[0] for p in parameters), *first.shape[1:])
+        return flat[start:at].view(shape)
+
+    @staticmethod
+    def _view(flat: Tensor, p: torch.nn.Parameter, start: int) -> Tensor:
+        return flat[start : start + p.numel()].view(p.shape)

@@ -1,0 +1,153 @@
+"""Attention within the sequences of a packed batch: three ways to compute the same thing.
+
+`tiles`: our Triton kernels, for short sequences, of which a tile holds several. `flash`: the flash attention that
+ships with torch, for long ones, in half precision. `plain`: whole score matrices, where neither runs (a CPU).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .ops import PROGRAMS, Drop, Packed, join, kept
+
+SHORT = 128
+"""Longest sequence for which `tiles` is taken where both run (measured on an H100)."""
+
+
+def way(qkv: Tensor, packed: Packed) -> str:
+    """Return which way is taken."""
+    if not qkv.is_cuda:
+        return "plain"
+    return "tiles" if packed.longest <= SHORT or qkv.dtype == torch.float32 else "flash"
+
+
+def forward(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor, Any]:
+    """Return (out [T, h*d], what `backward` needs); qkv is [T, 3*h*d]."""
+    return {"plain": _plain, "tiles": _tiles, "flash": _flash}[way(qkv, packed)](qkv, heads, drop, packed)
+
+
+def backward(
+    dout: Tensor, qkv: Tensor, out: Tensor, kept_back: Any, heads: int, drop: Drop, packed: Packed, sums: Tensor
+) -> Tensor:
+    """Return dqkv [T, 3*h*d]; `sums` [programs, 3*h*d] gets its partial sums over tokens."""
+    chosen = way(qkv, packed)
+    if chosen == "flash":
+        return join(_flash_backward(dout, qkv, out, kept_back, heads, drop, packed), sums)
+    if chosen == "tiles":
+        return _tiles_backward(dout, qkv, out, kept_back, heads, drop, packed, sums)
+    dqkv = _plain_backward(dout, qkv, heads, drop, packed)
+    sums[0] = dqkv.float().sum(0)
+    return dqkv
+
+
+def _scale(qkv: Tensor, heads: int) -> float:
+    return float((qkv.shape[1] // (3 * heads)) ** -0.5)
+
+
+def _probabilities(qkv: Tensor, heads: int, packed: Packed) -> tuple[Tensor, Tensor]:
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).permute(1, 2, 0, 3).float()
+    score = query @ key.transpose(1, 2) * _scale(qkv, heads)
+    return score.masked_fill(packed.begin[:, None] != packed.begin[None, :], -torch.inf).softmax(-1), value
+
+
+def _dropped(prob: Tensor, drop: Drop, packed: Packed) -> Tensor:
+    """Dropout on [h, T, T], head by head as the kernels draw it."""
+    if drop.rate == 0:
+        return prob
+    element = torch.arange(prob.shape[1] * prob.shape[2], device=prob.device).view(prob.shape[1:])
+    keep = torch.stack([kept(element, drop, packed.seed, head) for head in range(len(prob))])
+    return torch.where(keep, prob * drop.raised, torch.zeros_like(prob))
+
+
+def _plain(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor, Any]:
+    prob, value = _probabilities(qkv, heads, packed)
+    out = (_dropped(prob, drop, packed) @ value).transpose(0, 1).reshape(len(qkv), -1)
+    return out.to(qkv.dtype), None
+
+
+def _plain_backward(dout: Tensor, qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> Tensor:
+    query, key, _value = qkv.view(len(qkv), 3, heads, -1).permute(1, 2, 0, 3).float()
+    grad = dout.view(len(qkv), heads, -1).transpose(0, 1).float()
+    prob, value = _probabilities(qkv, heads, packed)
+    after = _dropped(prob, drop, packed)
+    dprob = _dropped(grad @ value.transpose(1, 2), drop, packed)
+    dscore = prob * (dprob - (dprob * prob).sum(-1, keepdim=True)) * _scale(qkv, heads)
+    parts = [dscore @ key, dscore.transpose(1, 2) @ query, after.transpose(1, 2) @ grad]
+    return torch.stack(parts).permute(2, 0, 1, 3).reshape(qkv.shape).to(qkv.dtype)
+
+
+def _block(tokens: int) -> int:
+    """Tokens of a tile: small ones where there are too few to fill the device."""
+    return 32 if tokens < 2048 else 64
+
+
+def _tiles(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor, Any]:
+    import triton
+
+    from . import attention_kernels
+
+    tokens, width = len(qkv), qkv.shape[1] // 3
+    out = torch.empty(tokens, width, device=qkv.device, dtype=qkv.dtype)
+    lse = torch.empty(heads, tokens, device=qkv.device, dtype=torch.float32)
+    block = _block(tokens)
+    attention_kernels.forward[(triton.cdiv(tokens, block), heads)](
+        qkv, out, lse, packed.begin, packed.end, packed.seed, drop.salt, drop.threshold, drop.raised,
+        _scale(qkv, heads), tokens, HEADS=heads, D=width // heads, M=block, N=block, DROP=drop.rate > 0,
+        PRECISION=_precision(qkv), num_warps=4,
+    )  # fmt: skip
+    return out, lse
+
+
+def _tiles_backward(
+    dout: Tensor, qkv: Tensor, out: Tensor, lse: Any, heads: int, drop: Drop, packed: Packed, sums: Tensor
+) -> Tensor:
+    import triton
+
+    from . import attention_kernels
+
+    tokens, width = dout.shape
+    dqkv = torch.empty_like(qkv)
+    block = _block(tokens)
+    tiles = triton.cdiv(tokens, block)
+    # A tile leaves one row of sums. Where there are more tiles than rows, they are added up first.
+    partial = sums if tiles <= PROGRAMS else torch.empty(tiles, 3 * width, device=sums.device)
+    attention_kernels.backward[(tiles, heads, 2)](
+        qkv, out, dout, lse, dqkv, partial, partial.stride(0), packed.begin, packed.end, packed.seed, drop.salt,
+        drop.threshold, drop.raised, _scale(qkv, heads), tokens, HEADS=heads, D=width // heads, M=block, N=block,
+        DROP=drop.rate > 0, PRECISION=_precision(qkv), num_warps=4,
+    )  # fmt: skip
+    if tiles <= PROGRAMS:
+        sums[tiles:].zero_()  # another budget's rows
+    else:
+        torch.sum(partial, 0, out=sums[0])
+        sums[1:].zero_()
+    return dqkv
+
+
+def _precision(tensor: Tensor) -> str:
+    return "ieee" if tensor.dtype == torch.float32 else "tf32"
+
+
+def _flash(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor, Any]:
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+    longest = packed.longest
+    out, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
+        query, key, value, packed.bounds, packed.bounds, longest, longest, drop.rate, False, False,
+        scale=_scale(qkv, heads),
+    )  # fmt: skip
+    return out.view(len(qkv), -1), (lse, state, unused)
+
+
+def _flash_backward(
+    dout: Tensor, qkv: Tensor, out: Tensor, saved: Any, heads: int, drop: Drop, packed: Packed
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
+    lse, state, unused = saved
+    shape = (len(qkv), heads, query.shape[-1])
+    dq, dk, dv = torch.ops.aten._flash_attention_backward(
+        dout.view(shape), query, key, value, out.view(shape), lse, packed.bounds, packed.bounds,
+        packed.longest, packed.longest, drop.rate, False, state, unused, scale=_scale(qkv, heads),
+    )  # fmt: skip
+    flat = (len(qkv), -1)
+    return dq.reshape(flat), dk.reshape(flat), dv.reshape(flat)

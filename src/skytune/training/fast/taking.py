@@ -1,0 +1,181 @@
+"""Takes optimizer steps of a packed model in blocks: the CPU names rows and rates, and hears of losses at the end.
+
+What a block needs is computed ahead and copied to the device at once; then every step is two small copies and the
+replay of a graph. Nothing waits for the device before the block is over.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..order import SampleOrder, micro_batches
+from ..seeding import step_seed
+from .models import PackedModel
+from .packing import GRAIN, DeviceTable, choose_budgets
+from .step import PackedStep
+
+log = logging.getLogger(__name__)
+
+BUDGETS = 6
+"""Graphs that are captured at most, for steps of different lengths."""
+
+EPOCHS = 3
+"""Epochs whose steps decide the budgets; a later step that needs more gets a graph of its own."""
+
+
+@dataclass(frozen=True)
+class Micro:
+    """One micro-batch: its rows and the tokens in them."""
+
+    rows: np.ndarray
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The micro-batches of a few steps."""
+
+    first: int
+    steps: list[list[int]]
+    """Tokens of every micro-batch, by step."""
+    of: list[int]
+    """The step, counted from `first`, of every micro-batch."""
+    whole: Tensor
+    """[micro-batches, 1 + rows] on the device, as `PackedStep.whole`."""
+    real: Tensor
+    """[micro-batches, 5] in host memory, as `PackedStep.real`, the learning rates left out."""
+
+    def covers(self, first: int, count: int) -> bool:
+        """Whether it begins with these steps."""
+        return first == self.first and count <= len(self.steps)
+
+    def count(self, steps: int) -> int:
+        """Return the micro-batches of the first steps."""
+        return sum(len(micros) for micros in self.steps[:steps])
+
+
+class PackedSteps:
+    """The steps of one process.
+
+    Args:
+        micro_size: most rows of a micro-batch.
+        total_steps: of the run.
+        first: step at which this process starts.
+    """
+
+    def __init__(
+        self,
+        model: PackedModel,
+        table: DeviceTable,
+        order: SampleOrder,
+        *,
+        seed: int,
+        rank: int,
+        world_size: int,
+        micro_size: int,
+        clip_norm: float | None,
+        first: int,
+        total_steps: int,
+    ) -> None:
+        self.order, self.seed, self.rank, self.world_size, self.micro_size = order, seed, rank, world_size, micro_size
+        self.model, self.captured = model, table.tokens.is_cuda
+        self.packed = PackedStep(model, table, micro_size, clip_norm, together=world_size > 1)
+        last = min(total_steps, first + EPOCHS * order.steps_per_epoch)
+        totals = [micro.tokens for step in range(first, last) for micro in self._micros(step)]
+        self.budgets = choose_budgets(np.array(totals or [1]), BUDGETS)
+        self.total_steps = total_steps
+        self._plan: Plan | None = None
+        self.real_tokens = self.computed_tokens = 0
+        self.capture_seconds = 0.0
+
+    def prepare(self) -> None:
+        """Capture the graphs of all budgets, so that no step has to wait for it."""
+        if not self.captured:
+            return
+        start = time.perf_counter()
+        several = -(-self.order.global_size // self.world_size) > self.micro_size
+        variants = [(False, False), (True, False), (True, True)] if several else [(False, True)]
+        # The largest first: the others fit into its memory.
+        for budget in sorted(self.budgets, reverse=True):
+            for add, update in variants:
+                self.packed.capture(budget, add=add, update=update)
+        torch.cuda.synchronize()
+        self.capture_seconds = time.perf_counter() - start
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the computed tokens that were idle."""
+        return 1 - self.real_tokens / max(self.computed_tokens, 1)
+
+    def take(self, first: int, rates: list[float]) -> Tensor:
+        """Take one step for every learning rate in `rates`; return [2, steps] on the device.
+
+        The first row holds this process's part of each step's mean loss (the sum over processes is the loss), the
+        second the norm of the whole gradient before clipping.
+        """
+        plan = self._plan if self._plan is not None and self._plan.covers(first, len(rates)) else None
+        plan = plan or self._planned(first, len(rates))
+        real = plan.real[: plan.count(len(rates))]
+        real[:, 0] = torch.tensor([rates[number] for number in plan.of[: len(real)]])
+        real = real.to(self.packed.real.device, non_blocking=True)
+        told = torch.zeros(2, len(rates), device=real.device)
+        at = 0
+        for number in range(len(rates)):
+            torch.manual_seed(step_seed(self.seed, first + number, self.rank))
+            micros = plan.steps[number]
+            for index, tokens in enumerate(micros):
+                self.packed.whole.copy_(plan.whole[at])
+                self.packed.real.copy_(real[at])
+                budget = self._budget(tokens)
+                self.packed.take(budget, add=index > 0, update=index == len(micros) - 1)
+                self.real_tokens += tokens
+                self.computed_tokens += budget
+                at += 1
+            told[0, number].copy_(self.packed.loss)
+            told[1, number].copy_(self.model.arena.norm)
+        self.model.arena.count(first + len(rates))
+        # While the device works: what the next block needs.
+        after = first + len(rates)
+        self._plan = self._planned(after, min(len(rates), self.total_steps - after)) if self.captured else None
+        return told
+
+    def _planned(self, first: int, count: int) -> "Plan":
+        """Lay out the micro-batches of some steps, and copy their rows to the device."""
+        steps = [self._micros(first + number) for number in range(count)]
+        of = [number for number, micros in enumerate(steps) for _ in micros]
+        whole = np.full((len(of), len(self.packed.whole)), -1, dtype=np.int64)
+        real = np.zeros((len(of), 5), dtype=np.float32)
+        at = 0
+        for number, micros in enumerate(steps):
+            size = len(self.order.rows(first + number))
+            corrections = self.model.arena.corrections(first + number + 1)
+            for micro in micros:
+                whole[at, 0] = step_seed(self.seed, first + number, self.rank) & 0x7FFFFFFF
+                whole[at, 1 : 1 + len(micro.rows)] = micro.rows
+                real[at, 1:3], real[at, 4] = corrections, 1 / size
+                at += 1
+        rows, numbers = torch.from_numpy(whole), torch.from_numpy(real)
+        if self.captured:
+            rows, numbers = rows.pin_memory(), numbers.pin_memory()
+        rows = rows.to(self.packed.whole.device, non_blocking=True)
+        return Plan(first, [[micro.tokens for micro in micros] for micros in steps], of, rows, numbers)
+
+    def _micros(self, step: int) -> list[Micro]:
+        rows = self.order.rows(step)
+        cut = micro_batches(rows, step=step, rank=self.rank, world_size=self.world_size, micro_size=self.micro_size)
+        found = []
+        for micro in cut:
+            mine = micro.rows[: micro.real]
+            found.append(Micro(mine, int(self.order.lengths[mine].sum())))
+        return found
+
+    def _budget(self, tokens: int) -> int:
+        for budget in self.budgets:
+            if tokens <= budget:
+                return budget
+        self.budgets.append(-(-tokens // GRAIN) * GRAIN)
+        return self.budgets[-1]

@@ -1,0 +1,89 @@
+"""What a finished run says about itself in `result.json`: counts, rates, and the seconds of every phase."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import RunConfig
+from .callbacks import Callbacks, Run
+from .checkpointing import Checkpoints
+from .flops import efficiency
+from .order import SampleOrder
+from .recording import BestWeights
+from .steps import Steps
+from .strategy import size
+
+
+class Phases:
+    """Seconds of every phase of the job, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Add the block's time to a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 3)
+
+
+@dataclass
+class Trained:
+    """What is left when training has ended."""
+
+    run: Run
+    order: SampleOrder
+    callbacks: Callbacks
+    checkpoints: Checkpoints
+    best: BestWeights
+    steps: Steps
+
+    def numbers(self) -> dict[str, Any]:
+        """Return everything about the training for `result.json`."""
+        run, order, config = self.run, self.order, self.run.config
+        parameters = list(run.model.parameters())
+        seconds = max(run.train_seconds, 1e-9)
+        return {
+            **run.report,
+            "resumed_from": run.resumed_from,
+            "save_failed": self.checkpoints.failure,
+            "save_stall_s": round(self.checkpoints.stall_seconds, 3),
+            "steps": run.step,
+            "stopped_early": run.stop and run.step < run.total_steps,
+            "epochs": round(run.step / order.steps_per_epoch, 4),
+            "steps_per_epoch": order.steps_per_epoch,
+            "global_batch": config.batch.global_size,
+            "micro_batch": run.micro_batch,
+            "accumulation": -(-config.batch.global_size // (run.world.size * run.micro_batch)),
+            "out_of_memory": run.out_of_memory,
+            "select": config.checkpoint.select.value,
+            "best": self.best.best,
+            "train_rows": run.rows,
+            "train_tokens": run.tokens,
+            "padding_share": self._padding_share(),
+            "samples_per_s": round(run.rows / seconds, 2),
+            "tokens_per_s": round(run.tokens / seconds, 1),
+            **efficiency(run),
+            "parameters": sum(size(p) for p in parameters),
+            "trainable_parameters": sum(size(p) for p in parameters if p.requires_grad),
+        }
+
+    def _padding_share(self) -> float:
+        counted = self.steps.padding_share
+        return _padding_share(self.order, self.run.config, self.run.step) if counted is None else round(counted, 4)
+
+
+def _padding_share(order: SampleOrder, config: RunConfig, steps: int) -> float:
+    """Return the share of computed tokens that is padding, over the first epoch at most."""
+    real = computed = 0
+    for step in range(min(steps, order.steps_per_epoch)):
+        lengths = order.lengths[order.rows(step)]
+        multiple = config.batch.pad_multiple
+        real += int(lengths.sum())
+        computed += len(lengths) * -(-int(lengths.max()) // multiple) * multiple
+    return round(1 - real / max(computed, 1), 4)

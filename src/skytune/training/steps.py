@@ -1,0 +1,126 @@
+"""Taking optimizer steps: the plain way, one at a time, and what the loop needs of any other way."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from ..data.batches import TokenTable
+from .callbacks import Run
+from .loader import Feed, Item
+from .memory import Attempts
+from .order import SampleOrder
+from .prediction import loss_of
+from .schedule import set_rate
+from .seeding import seed_step
+from .strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is known of the steps that were taken, the same on all processes."""
+
+    losses: list[float]
+    """Mean loss over the global batch of every step."""
+
+    norms: list[float | None]
+    """Norm of every step's gradient before clipping; None without clipping."""
+
+    told: bool
+    """Whether a process was told to end."""
+
+    skipped: int = 0
+    """Steps whose gradients overflowed (fp16) and were thrown away. They count as steps: their rows were used, and
+    position and learning rate stay functions of one number."""
+
+
+class Steps(Protocol):
+    """A way to take optimizer steps."""
+
+    most: int
+    """Steps that may be taken before anything is heard of them."""
+
+    @property
+    def padding_share(self) -> float | None:
+        """Share of the computed tokens that was padding so far; None where nobody counted."""
+
+    def take(self, rates: list[float]) -> Taken:
+        """Take the steps that follow `run.step`, one for every learning rate.
+
+        Raises:
+            UserError: memory ran out.
+        """
+
+
+class EagerSteps:
+    """Every operation as the model has it, spread over processes by the strategy, one step at a time."""
+
+    most = 1
+    padding_share: float | None = None
+
+    def __init__(
+        self,
+        run: Run,
+        strategy: Strategy,
+        optimizer: torch.optim.Optimizer,
+        order: SampleOrder,
+        table: TokenTable,
+        notice: Callable[[], bool],
+    ) -> None:
+        self.run, self.strategy, self.optimizer, self.order, self.notice = run, strategy, optimizer, order, notice
+        self.feed = Feed(run.config, run.world, order, table, run.total_steps)
+        self.attempts = Attempts(run, strategy, order.lengths)
+
+    def take(self, rates: list[float]) -> Taken:
+        """See `Steps`: the gradient of the mean loss over one global batch, whatever it was cut into."""
+        run, world, strategy = self.run, self.run.world, self.strategy
+        rows = self.order.rows(run.step)
+        (rate,) = rates
+        set_rate(self.optimizer, rate)
+        short = 1.0
+        while short:  # once; again with smaller micro-batches only where memory ran out (`batch.auto`)
+            seed_step(run.config.seed, run.step, world.rank)
+            batches = self.feed.step(run.step, run.micro_batch)
+            loss = self.attempts.attempt(partial(self._gradients, batches), rows)
+            # One exchange for all of it: the same loss, the same end, and the same attempt on all processes.
+            said = torch.tensor([0.0, float(self.notice()), float(loss is None)], device=world.device)
+            said[0] = 0.0 if loss is None else loss
+            total, told, short = strategy.reduce_sum(said).tolist()
+            if short:
+                self.optimizer.zero_grad(set_to_none=True)
+                self.attempts.halve(rows, int(short))
+        mean = total / world.size
+        if not math.isfinite(mean):
+            return Taken([mean], [None], told > 0)  # the weights stay what they were
+        self.attempts.finish()
+        norm = strategy.clip(run.config.optimizer.clip_norm)
+        done = strategy.step()
+        return Taken([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
+
+    def _gradients(self, batches: Iterator[Item]) -> torch.Tensor:
+        """Add the gradients of this process's share of one global batch; return its part of the loss (a scalar).
+
+        A function of its own, so that nothing of an attempt that ran out of memory outlives it.
+        """
+        device = self.run.world.device
+        loss = torch.zeros((), device=device)
+        for micro, tensors in self._waited(batches):
+            with self.strategy.micro_step(micro.last):
+                here = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+                with self.strategy.autocast():
+                    part = loss_of(self.strategy.module(**here)) * micro.weight
+                self.strategy.backward(part)
+            loss += part.detach()
+        return loss
+
+    def _waited(self, batches: Iterator[Item]) -> Iterator[Item]:
+        """Yield the micro-batches; the time until each is there is time spent waiting for data."""
+        clock = time.perf_counter()
+        for item in batches:
+            self.run.data_seconds += time.perf_counter() - clock
+            yield item
+            clock = time.perf_counter()

@@ -1,0 +1,65 @@
+"""Steps in blocks: what is accumulated, what a block leaves, and that a run can be cut anywhere."""
+
+import numpy as np
+import pytest
+import torch
+
+from skytune.config import OptimizerConfig
+from skytune.training.fast.models import PackedModel
+from skytune.training.fast.packing import DeviceTable
+from skytune.training.fast.taking import PackedSteps
+from skytune.training.order import SampleOrder
+from skytune.training.schedule import build_optimizer
+
+
+def steps_of(model, data, *, micro=8, first=0, optimizer=None):
+    order = SampleOrder(data.lengths, seed=3, global_size=8, bucket_batches=1)
+    optimizer = optimizer or build_optimizer(OptimizerConfig(lr=3e-3), model)
+    packed = PackedModel(model.train(), optimizer, torch.float32)
+    table = DeviceTable(data, torch.device("cpu"))
+    return PackedSteps(
+        packed, table, order, seed=3, rank=0, world_size=1, micro_size=micro, clip_norm=1.0, first=first,
+        total_steps=20,
+    )  # fmt: skip
+
+
+def weights(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("micro", [1, 3, 4])
+def test_accumulation_is_the_whole_batch(micro, tiny, rows_of):
+    """20 rows, global batch 8: two whole steps and one of 4 rows, in micro-batches that do not divide them."""
+    data, whole, cut = rows_of(20), tiny(), tiny()
+    expected = steps_of(whole, data).take(0, [3e-3] * 6)
+    found = steps_of(cut, data, micro=micro).take(0, [3e-3] * 6)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(weights(cut), weights(whole), atol=1e-5, rtol=0)
+
+
+def test_blocks_of_any_size_are_the_same_run(tiny, rows_of):
+    """With dropout: six steps at once, one by one, and continued by another process, to the bit."""
+    data, at_once, single, begun = rows_of(20), tiny(dropout=0.2), tiny(dropout=0.2), tiny(dropout=0.2)
+    rates = [3e-3 * (1 - step / 6) for step in range(6)]
+    expected = steps_of(at_once, data).take(0, rates)
+    one = steps_of(single, data)
+    found = torch.cat([one.take(step, [rates[step]]) for step in range(6)], 1)
+    assert torch.equal(found, expected) and torch.equal(weights(single), weights(at_once))
+    optimizer = build_optimizer(OptimizerConfig(lr=3e-3), begun)
+    before = steps_of(begun, data, optimizer=optimizer).take(0, rates[:2])
+    after = steps_of(begun, data, first=2, optimizer=optimizer).take(2, rates[2:])
+    assert torch.equal(torch.cat([before, after], 1), expected) and torch.equal(weights(begun), weights(at_once))
+
+
+def test_dropout_differs_between_steps_and_repeats_with_the_seed(tiny, rows_of):
+    data = rows_of(8)
+    runs = [steps_of(tiny(dropout=0.5), data).take(0, [0.0, 0.0]) for _ in range(2)]
+    assert torch.equal(runs[0], runs[1])
+    assert runs[0][0, 0] != runs[0][0, 1], "the same rows and weights in another step: another mask"
+
+
+def test_a_step_longer_than_every_budget_still_fits(tiny, rows_of):
+    data = rows_of(20)
+    steps = steps_of(tiny(), data)
+    steps.budgets = [64]
+    assert np.isfinite(steps.take(0, [1e-3])[0, 0].item()) and len(steps.budgets) == 2

@@ -1,0 +1,69 @@
+"""Whole jobs on the fast path, in real worker processes on the CPU, against the same jobs taken the plain way."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from skytune.config import UserError
+
+SAME: dict[str, Any] = {
+    "rows": 150, "epochs": 2, "max_steps": 24, "model": {"dropout": 0.0}, "optimizer": {"lr": 1e-3},
+    "log": {"every_steps": 1}, "checkpoint": {"select": "last"}, "eval": {"every_steps": 10},
+}  # fmt: skip
+
+
+def losses(done: Any) -> list[float]:
+    return [record["loss"] for record in done.history if record["kind"] == "step"]
+
+
+def weights(done: Any) -> dict[str, np.ndarray]:
+    return load_file(done.job.model / "model.safetensors")
+
+
+@pytest.fixture
+def plain(run_job: Any) -> Any:
+    return run_job(name="plain", compute={"fast": "off"}, **SAME)
+
+
+@pytest.mark.parametrize(("processes", "micro"), [(1, 8), (1, 3), (2, 4)])
+def test_the_fast_path_learns_what_the_plain_way_learns(run_job: Any, plain: Any, processes: int, micro: int) -> None:
+    """Losses to 1e-5 over 24 steps (19 an epoch, the last of 6 rows), weights to 5e-5, the same validations."""
+    fast = run_job(
+        name=f"fast-{processes}-{micro}", compute={"fast": "on"}, launch={"num_processes": processes},
+        batch={"micro_size": micro}, **SAME,
+    )  # fmt: skip
+    assert fast.result["steps_taken"] == "fast" and plain.result.get("steps_taken") is None
+    assert fast.result["world_size"] == processes
+    np.testing.assert_allclose(losses(fast), losses(plain), atol=1e-5, rtol=0)
+    expected = weights(plain)
+    for name, found in weights(fast).items():
+        np.testing.assert_allclose(found, expected[name], atol=5e-5, rtol=0, err_msg=name)
+    records = [[r["step"] for r in done.history if r["kind"] == "validation"] for done in (fast, plain)]
+    assert records[0] == records[1] == [10, 19, 20, 24]
+    assert fast.result["train_rows"] == plain.result["train_rows"]
+
+
+def test_a_run_goes_on_on_the_other_path(run_job: Any, tmp_path: Any) -> None:
+    """Dropout on: a run saved at step 12 on the fast path ends as if it had not stopped; so does one from the plain way
+    but for rounding, dropout off."""
+    store = {"store": str(tmp_path), "every_steps": 12, "keep": 9}
+    whole = run_job(
+        name="whole", compute={"fast": "on"}, **{**SAME, "model": {}, "checkpoint": {**SAME["checkpoint"], **store}}
+    )
+    place = str(next(tmp_path.glob("whole-*/step-00000012")))
+    rest = run_job(name="rest", compute={"fast": "on"}, resume=place, **{**SAME, "model": {}})
+    assert rest.result["resumed_from"] == 12
+    assert losses(rest) == losses(whole)
+    for name, found in weights(rest).items():
+        assert np.array_equal(found, weights(whole)[name]), name
+    begun = run_job(name="begun", compute={"fast": "off"}, **{**SAME, "checkpoint": {**SAME["checkpoint"], **store}})
+    place = str(next(tmp_path.glob("begun-*/step-00000012")))
+    other = run_job(name="other", compute={"fast": "on"}, resume=place, **SAME)
+    np.testing.assert_allclose(losses(other), losses(begun), atol=1e-5, rtol=0)
+
+
+def test_where_it_does_not_apply_the_reason_is_said(run_job: Any) -> None:
+    with pytest.raises(UserError, match=r"compute\.fast=on: the optimizer is SGD, not AdamW"):
+        run_job(name="sgd", compute={"fast": "on"}, optimizer={"name": "sgd"}, max_steps=1)
