@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import numpy as np
 import torch
 
+from skytune.data.batches import Ragged, TokenTable
+
 WARMUP = 10
 STATES = {"single": (16, 0), "dp": (16, 0), "ddp": (16, 0), "optimizer_sharding": (8, 8), "zero1": (8, 8),
           "zero2": (4, 12), "fsdp": (0, 16), "zero3": (0, 16)}  # fmt: skip
@@ -36,19 +38,19 @@ STATES = {"single": (16, 0), "dp": (16, 0), "ddp": (16, 0), "optimizer_sharding"
 Case = dict[str, Any]
 
 
-class Rows:
-    """Random rows of given lengths, as the loop's table."""
+class Rows(TokenTable):
+    """Random rows of given lengths, without the package that reads Arrow files."""
 
     def __init__(self, lengths: np.ndarray, vocabulary: int) -> None:
-        self.lengths, self.vocabulary = lengths, vocabulary
-
-    def batch(self, rows: np.ndarray, multiple: int) -> dict[str, torch.Tensor]:
-        """Return padded tensors."""
-        lengths = torch.from_numpy(self.lengths[rows])
-        width = -(-int(lengths.max()) // multiple) * multiple
-        mask = (torch.arange(width) < lengths[:, None]).long()
-        tokens = torch.randint(5, self.vocabulary, (len(rows), width)) * mask
-        return {"input_ids": tokens, "attention_mask": mask, "labels": lengths % 2}
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        tokens = np.random.default_rng(1).integers(5, vocabulary, offsets[-1]).astype(np.int32)
+        longest = int(lengths.max())
+        self.rows, self.pad_id, self.lengths, self.labels = len(lengths), 0, lengths, lengths % 2
+        self.columns = {
+            "input_ids": Ragged(tokens, offsets, longest),
+            "attention_mask": Ragged(np.ones_like(tokens, dtype=np.int8), offsets, longest),
+            "labels": self.labels,
+        }
 
 
 class Meter:
@@ -92,6 +94,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
     from skytune.config import Precision, RunConfig, from_dict
     from skytune.job import JobDir
     from skytune.training.callbacks import Callbacks, Run
+    from skytune.training.fast.opening import open_steps
     from skytune.training.flops import peak, utilization, work_of
     from skytune.training.loop import train
     from skytune.training.order import SampleOrder
@@ -104,7 +107,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
     config = from_dict(RunConfig, {
         "strategy": case["strategy"], "precision": case["precision"], "max_steps": case["steps"],
         "batch": {"global_size": case["batch"] * devices}, "optimizer": {"lr": 1e-5},
-        "compute": {"device": "cpu" if world.device.type == "cpu" else "auto"},
+        "compute": {"device": "cpu" if world.device.type == "cpu" else "auto", "fast": case["fast"]},
         "eval": {"every_epochs": 0}, "compile": {"mode": case.get("compile", "off")},
     })  # fmt: skip
     settings, lengths, vocabulary = model_of(case["model"], quick)
@@ -118,14 +121,13 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
     order = SampleOrder(lengths, seed=1, global_size=config.batch.global_size)
     run = Run(
         config=config, job=JobDir("/nonexistent"), world=world, model=strategy.model, work=work,
-        total_steps=case["steps"], steps_per_epoch=order.steps_per_epoch,
+        total_steps=case["steps"], steps_per_epoch=order.steps_per_epoch, micro_batch=case["batch"],
     )  # fmt: skip
-    if hasattr(run, "micro_batch"):
-        run.micro_batch = case["batch"]
     meter = Meter(min(WARMUP, case["steps"] // 2))
+    steps_of = open_steps(run, strategy, optimizer, order, Rows(lengths, vocabulary), lambda: False)  # type: ignore[arg-type]
     train(
-        run, strategy=strategy, optimizer=optimizer, order=order, table=Rows(lengths, vocabulary),  # type: ignore[arg-type]
-        callbacks=Callbacks([("meter", meter)]), validate=lambda: {},
+        run, steps=steps_of, strategy=strategy, order=order, callbacks=Callbacks([("meter", meter)]),
+        validate=lambda: {},
     )  # fmt: skip
     steps, rows, tokens, flops, seconds, waited = (b - a for a, b in zip(meter.begin, meter.end, strict=True))
     memory = torch.zeros(world.size, dtype=torch.float64)
@@ -185,6 +187,7 @@ def cases_of(
         found.append({
             "model": model, "batch": batch, "label": label, "strategy": {"name": label.split()[0], **strategy},
             "gpus": gpus, "processes": processes or gpus, "steps": count, "precision": precision,
+            "fast": "on" if "fast" in label else "off",
         })  # fmt: skip
 
     small, large, row = (4, 8, 4) if quick else (32, 128, 16)
@@ -192,6 +195,8 @@ def cases_of(
     if "bert" in models:
         for batch in (large, small):
             add("bert", batch, "single" if gpus == 1 else "ddp")
+            if not quick:
+                add("bert", batch, "single fast" if gpus == 1 else "ddp fast")
         if gpus > 1:
             add("bert", large, "fsdp")
             add("bert", large, "optimizer_sharding")
@@ -270,14 +275,15 @@ def line(r: Case) -> str:
 
 def table(report: dict[str, Any]) -> str:
     """Return all results as Markdown."""
-    alone = {(r["model"], r["batch"]): r["samples_per_s"] for r in report["results"] if r["gpus"] == 1}
+    alone = {(r["model"], r["batch"], r["fast"]): r["samples_per_s"] for r in report["results"] if r["gpus"] == 1}
     text = [
         "# Strategies measured",
         "",
         f"{report['date']}, {report['device']}, " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
         f"`{report['command']}`. Rates are means after {WARMUP} steps; a step ends when the device is done. MFU counts "
-        "no padding. Efficiency compares with one GPU at the same batch a GPU. Memory is the most that tensors took on "
-        "any GPU after the warm-up; in theory, weights, gradients and Adam's averages alone take the last column.",
+        "no padding. Efficiency compares with one GPU at the same batch a GPU, the fast path with the fast path. "
+        "Memory is the most that tensors took on any GPU after the warm-up; in theory, weights, gradients and Adam's "
+        "averages alone take the last column.",
         "",
         "| model | weights | strategy | precision | GPUs | batch a GPU | steps | ms a step | samples/s | tokens/s "
         "| MFU | efficiency | GiB a GPU | states in theory, GiB |",
@@ -285,7 +291,7 @@ def table(report: dict[str, Any]) -> str:
     ]
     order = sorted(report["results"], key=lambda r: (r["model"], -r["batch"], r["gpus"], r["label"]))
     for r in order:
-        one = alone.get((r["model"], r["batch"]))
+        one = alone.get((r["model"], r["batch"], r["fast"]))
         efficiency = "n/a" if one is None else f"{100 * r['samples_per_s'] / one / r['gpus']:.0f} %"
         share = "n/a" if r["mfu"] is None else f"{100 * r['mfu']:.1f} %"
         memory = "n/a" if r["peak_memory_bytes"] is None else f"{r['peak_memory_bytes'] / 2**30:.2f}"

@@ -39,16 +39,16 @@ KEEPS = {
     "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,
     "data.max_rows": 100, "resume": "never", "launch.stop_seconds": 5.0, "checkpoint.store": "/else/where",
     "checkpoint.every_steps": 7, "checkpoint.every_minutes": 1.0, "checkpoint.keep": 5,
-    "checkpoint.asynchronous": False, "batch.auto": True, "upload.url": "/else/where", "upload.private": False,
-    "tracker.names": ["wandb"], "tracker.dir": "/else/where", "tracker.wandb.project": "p",
-    "tracker.wandb.entity": "me", "tracker.wandb.group": "g", "tracker.wandb.tags": ["a"], "tracker.wandb.notes": "n",
-    "tracker.wandb.mode": "offline", "tracker.wandb.save_code": True, "tracker.wandb.init_timeout": 1.0,
-    "tracker.wandb.finish_timeout": 1.0, "tracker.wandb.args": {"job_type": "train"},
     "compile": {"mode": "on", "shapes": 4},
     "strategy": {
         "name": "fsdp", "wrap": "BertLayer", "sharding": "hybrid", "shard_processes": 2, "offload": "parameters",
         "activation_checkpointing": True,
     },
+    "checkpoint.asynchronous": False, "batch.auto": True, "upload.url": "/else/where", "upload.private": False,
+    "tracker.names": ["wandb"], "tracker.dir": "/else/where", "tracker.wandb.project": "p",
+    "tracker.wandb.entity": "me", "tracker.wandb.group": "g", "tracker.wandb.tags": ["a"], "tracker.wandb.notes": "n",
+    "tracker.wandb.mode": "offline", "tracker.wandb.save_code": True, "tracker.wandb.init_timeout": 1.0,
+    "tracker.wandb.finish_timeout": 1.0, "tracker.wandb.args": {"job_type": "train"},
 }  # fmt: skip
 """Keys of where and how fast; the data enters by the fingerprint of its rows."""
 

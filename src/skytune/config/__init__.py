@@ -19,10 +19,12 @@ from .training import (
 )
 
 __all__ = [
-    "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "CompileConfig", "CompileMode", "ComputeConfig",
-    "ConfigError", "DataConfig", "DataSource", "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig",
-    "EvalConfig", "LaunchConfig", "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable", "Offload",
-    "OptimizerConfig", "OptimizerName", "Pipeline", "Precision", "Preempted", "RunConfig", "ScheduleConfig",
-    "ScheduleName", "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError",
-    "from_dict", "to_dict",
+    "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "CompileConfig",
+    "CompileMode", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
+    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
+    "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
+    "Offload", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
+    "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
+    "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError", "from_dict",
+    "to_dict",
 ]  # fmt: skip

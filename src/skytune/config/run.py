@@ -119,13 +119,14 @@ class RunConfig:
     log: LogConfig = field(default_factory=LogConfig)
     """How often progress is recorded."""
 
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    """Where the numbers of a run are shown: TensorBoard, Weights & Biases."""
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     """How the training step is spread over processes."""
 
     compile: CompileConfig = field(default_factory=CompileConfig)
     """Whether torch compiles the model."""
+
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    """Where the numbers of a run are shown: TensorBoard, Weights & Biases."""
 
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     """Which device."""

@@ -19,9 +19,9 @@ from ..job import JobDir
 log = logging.getLogger(__name__)
 
 UNDECISIVE = (
-    *("name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume"),
-    *("strategy", "compile", "upload", "tracker"),
-)
+    "name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume", "upload", "tracker",
+    "strategy", "compile",
+)  # fmt: skip
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
 

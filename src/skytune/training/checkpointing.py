@@ -120,7 +120,7 @@ class Checkpoints(Callback):
         self.strategy.load(open_tensors(found, "model"))
         self.strategy.load_optimizer(open_tensors(found, "optimizer"), load_document(found, "optimizer"))
         if self.ema is not None:
-            self.ema.restore(dict(open_tensors(found, "ema")))
+            self.ema.restore(open_tensors(found, "ema"))
         state = found.manifest.state
         run.step, run.rows, run.tokens = state["step"], state["rows"], state["tokens"]
         run.skipped, run.flops = state.get("skipped", 0), state.get("flops", 0.0)
@@ -195,15 +195,16 @@ class Checkpoints(Callback):
         )  # fmt: skip
 
     def weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
-        """Return the weights that one checkpoint hands on, on any process (collective): averages where there are."""
+        """Return the weights that one checkpoint hands on, on any process (collective): the averaged ones where there
+        are any."""
         if self.world.size > 1:
             import torch
 
             # Rank 0 has waited for the last save before it comes here, and so for this one.
             self.strategy.reduce_sum(torch.zeros((), device=self.world.device))
         found = self.store.get(step, into=self.cache)
-        weights = open_tensors(found, "model")
-        return weights if self.ema is None else {**weights, **open_tensors(found, "ema")}
+        model = open_tensors(found, "model")
+        return model if self.ema is None else model.under(open_tensors(found, "ema"))
 
     def _together(self, wish: bool) -> bool:
         """Return rank 0's wish on every process that saves; their clocks differ."""
@@ -216,7 +217,7 @@ class Checkpoints(Callback):
 
     def finish(self) -> None:
         """Mark the run as finished; the run folder's own checkpoints have done their work and go."""
-        if self.writer is None:
+        if self.writer is None or not self.world.main:
             return
         self.store.attempt(
             lambda: self.store.backend.write(f"{self.store.run_key}/{FINISHED}", b"{}"), f"writing {FINISHED}"

@@ -39,6 +39,8 @@ def refuse_strategy(config: RunConfig, processes: int, device: str) -> None:
     if together is not None and processes % together:
         raise UserError(f"strategy.shard_processes={together}: does not divide the {processes} processes")
     if name.is_zero:
+        if config.ema.decay:
+            raise UserError(f"strategy={name.value}: has no averaged weights (ema.decay); strategy=fsdp has")
         # DeepSpeed's own variable: whoever sets it knows what it is for (tests).
         if device != "cuda" and os.environ.get("DS_ACCELERATOR") != device:
             raise UserError(

@@ -69,6 +69,7 @@ class Trained:
             "padding_share": self._padding_share(),
             "samples_per_s": round(run.rows / seconds, 2),
             "tokens_per_s": round(run.tokens / seconds, 1),
+            **efficiency(run),
             "parameters": sum(size(p) for p in parameters),
             "trainable_parameters": sum(size(p) for p in parameters if p.requires_grad),
         }

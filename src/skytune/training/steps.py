@@ -34,7 +34,7 @@ class Taken:
     """Whether a process was told to end."""
 
     skipped: int = 0
-    """Steps whose gradients overflowed (fp16) and were thrown away. They count all the same: their rows were used, and
+    """Steps whose gradients overflowed (fp16) and were thrown away. They count as steps: their rows were used, and
     position and learning rate stay functions of one number."""
 
 
@@ -98,8 +98,8 @@ class EagerSteps:
             return Taken([mean], [None], told > 0)  # the weights stay what they were
         self.attempts.finish()
         norm = strategy.clip(run.config.optimizer.clip_norm)
-        taken = strategy.step()
-        return Taken([mean], [None if norm is None or not taken else float(norm)], told > 0, int(not taken))
+        done = strategy.step()
+        return Taken([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
 
     def _gradients(self, batches: Iterator[Item]) -> torch.Tensor:
         """Add the gradients of this process's share of one global batch; return its part of the loss (a scalar).
@@ -118,11 +118,9 @@ class EagerSteps:
         return loss
 
     def _waited(self, batches: Iterator[Item]) -> Iterator[Item]:
-        """Yield the batches; the time until each is there is time spent waiting for data."""
-        while True:
-            clock = time.perf_counter()
-            item = next(batches, None)
+        """Yield the micro-batches; the time until each is there is time spent waiting for data."""
+        clock = time.perf_counter()
+        for item in batches:
             self.run.data_seconds += time.perf_counter() - clock
-            if item is None:
-                return
             yield item
+            clock = time.perf_counter()

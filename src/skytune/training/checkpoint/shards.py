@@ -136,6 +136,10 @@ class Stored(Mapping[str, "torch.Tensor"]):
              for n, s in shapes.items()},
         )  # fmt: skip
 
+    def under(self, other: "Stored") -> "Stored":
+        """Return all tensors of both; of one name, the other's."""
+        return Stored({**self.files, **other.files}, {**self.index, **other.index})
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.index)
 
