@@ -30,11 +30,6 @@ def refuse_strategy(config: RunConfig, processes: int, device: str) -> None:
         )
     if name in (StrategyName.fsdp, StrategyName.optimizer_sharding) and device == "mps":
         raise UserError(f"strategy={name.value}: an MPS device cannot exchange tensors; use strategy=single")
-    if config.ema.decay and name in (StrategyName.fsdp, *(n for n in StrategyName if n.is_zero)):
-        raise UserError(
-            f"ema.decay={config.ema.decay}: with strategy={name.value} no process has whole weights to average; use "
-            "strategy=ddp or strategy=optimizer_sharding"
-        )
     together = config.strategy.shard_processes
     if together is not None and processes % together:
         raise UserError(f"strategy.shard_processes={together}: does not divide the {processes} processes")

@@ -21,7 +21,6 @@ def why_not(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     table: TokenTable,
-    strategy: str = "single",
 ) -> str:
     """Return why the fast path does not apply, as the end of a sentence; empty if it does."""
     if world.device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -41,12 +40,6 @@ def why_not(
         return f"the optimizer is {type(optimizer).__name__}, not AdamW"
     if any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups):
         return "AdamW's amsgrad and maximize are not there"
-    if strategy not in ("single", "ddp"):
-        return f"strategy={strategy} spreads the weights in its own way"
-    if config.compile.mode is not CompileMode.off:
-        return "compile= compiles the model as it is"
-    if config.strategy.activation_checkpointing:
-        return "strategy.activation_checkpointing=true changes the layers"
     if config.batch.auto:
         return "batch.auto=true may have to change the micro-batch"
     if config.ema.decay:

@@ -40,7 +40,7 @@ def open_steps(
     eager = EagerSteps(run, strategy, optimizer, order, table, notice)
     if wanted is Fast.off or (wanted is Fast.auto and world.device.type != "cuda"):
         return eager
-    reason = why_not(run.config, world, run.model, optimizer, table, strategy.name)
+    reason = why_not(run.config, world, run.model, optimizer, table)
     if reason:
         if wanted is Fast.on:
             raise UserError(f"compute.fast=on: {reason} (compute.fast=auto takes the plain way)")
