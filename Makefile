@@ -89,7 +89,11 @@ check: $(DEV_STAMP) ## pip check: do the installed packages fit together?
 doctor: $(RUN_STAMP) ## is this machine ready? versions, devices, processes, disk, hub, ZenML
 	@$(BIN)/python -m skytune.stacks.doctor $(ARGS)
 
-soak: $(DEV_STAMP) ## the long tests that `make test` leaves out
+# The kill test appends what happened to benchmarks/results/soak.md.
+#   SKYTUNE_SOAK_ROUNDS=200      kills a store
+#   SKYTUNE_SOAK_MINUTES=60      the longest that a store may take; fewer rounds than asked for fail, and the log says it
+#   SKYTUNE_KILL_SEED=7          the moments of an earlier soak
+soak: $(DEV_STAMP) ## the long tests that `make test` leaves out; the kill test writes benchmarks/results/soak.md
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 # uv resolves for Python 3.11 and 3.12, Linux and macOS in one go. It keeps the pins that still fit; to renew:

@@ -187,7 +187,7 @@ def _run(config: RunConfig) -> int:
     finished = run_pipeline(client, config)
     print(finished.summary)
     if finished.save_failed:
-        print(f"warning: trained, but the last checkpoint could not be saved: {finished.save_failed}", file=sys.stderr)
+        print(f"warning: trained, but not everything could be saved: {finished.save_failed}", file=sys.stderr)
         return EXIT_NOT_SAVED
     return EXIT_OK
 

@@ -1,12 +1,19 @@
 """What tests of the training room share: the workers' session in this process, and a run that is cut short."""
 
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Helpers beside this file (`lives`, `laid`, `killing`), and in workers the callbacks of `at_work`; last on the path, so
+# that they hide nobody's module.
+sys.path.append(str(Path(__file__).parent))
 
 
 class Here:
@@ -59,3 +66,43 @@ def cut_back(tmp_path: Path) -> Callable[..., Path]:
         return run
 
     return cut
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Any]:
+    """A server that forks workers, which are cheap."""
+    from lives import Lives
+
+    server = Lives()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def place(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, sentences: Callable[[int, int], list[tuple[str, int]]]
+) -> Any:
+    """Where job directories for `lives` are laid out: 90 rows, no two alike."""
+    from laid import Place, distinct
+
+    return Place(tmp_path_factory.mktemp("place"), tiny_model, distinct(sentences, 90))
+
+
+@pytest.fixture(scope="module")
+def s3_process() -> Iterator[dict[str, str]]:
+    """Moto's S3 in a process of its own: the environment in which it is found."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("lives.py")), "s3"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert server.stdin is not None and server.stdout is not None
+    port = int(server.stdout.readline())
+    yield {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }  # fmt: skip
+    server.stdin.close()
+    server.wait(10)

@@ -1,4 +1,5 @@
-"""A run that was cut short goes on exactly: the same rows, losses, schedule and weights as one that was not."""
+"""How a run is resumed through the real launcher: modes, places, damage, the best weights. That nothing differs then is
+tested in `test_resume_exact.py`."""
 
 import shutil
 from collections.abc import Callable
@@ -39,35 +40,6 @@ def cut_back(store: Path, after: int) -> Path:
     (run / "finished.json").unlink(missing_ok=True)
     (run / "completed.json").unlink(missing_ok=True)
     return run
-
-
-def test_resuming_gives_the_same_losses_and_weights_bit_for_bit(run_job: Any, kept: Any, tmp_path: Path) -> None:
-    """Dropout on: what is drawn is a function of (seed, step, rank)."""
-    whole = run_job(rows=90, checkpoint=kept(), **EXACT)
-    assert whole.result["steps"] == 36 and whole.result["resumed_from"] is None
-    cut_back(tmp_path / "store", after=20)
-    again = run_job(rows=90, checkpoint=kept(), **EXACT)
-    assert again.result["resumed_from"] == 20
-    assert losses(again) == losses(whole)
-    assert again.result["train_rows"] == whole.result["train_rows"] == 270
-    assert again.result["train_tokens"] == whole.result["train_tokens"]
-    first, second = weights(whole), weights(again)
-    assert all(np.array_equal(first[name], second[name]) for name in first)
-
-
-def test_on_another_number_of_processes(run_job: Any, kept: Any, tmp_path: Path) -> None:
-    exact = {**EXACT, "model": {"dropout": 0.0}, "epochs": 2}
-    whole = run_job(rows=90, checkpoint=kept(), **exact)
-    cut_back(tmp_path / "store", after=8)
-    two = run_job(rows=90, checkpoint=kept(), launch={"num_processes": 2, "threads": 1}, **exact)
-    assert (two.result["resumed_from"], two.result["world_size"]) == (8, 2)
-    cut_back(tmp_path / "store", after=16)
-    one = run_job(rows=90, checkpoint=kept(), **exact)
-    assert (one.result["resumed_from"], one.result["world_size"]) == (16, 1)
-    for done in (two, one):
-        assert losses(done).keys() == losses(whole).keys()
-        assert max(abs(losses(done)[step] - loss) for step, loss in losses(whole).items()) < 1e-5
-        assert done.result["train_rows"] == 180
 
 
 def test_a_broken_newest_checkpoint_is_named_and_the_one_before_used(
@@ -129,34 +101,3 @@ def test_the_best_weights_come_from_their_checkpoint(run_job: Any, kept: Any, tm
     stored = load_file(run / f"step-{best:08d}" / "model.safetensors")
     assert all(np.array_equal(stored[name], value) for name, value in weights(done).items())
     assert len(list(run.glob("step-*"))) == 2
-
-
-def test_told_to_end_it_saves_and_goes_on(run_job: Any, kept: Any, tmp_path: Path) -> None:
-    """Preempted twice (accelerate #1601, #1163): the third start goes on from the second preemption."""
-    from skytune.config import Preempted
-
-    settings = {**EXACT, "epochs": 5}
-    whole = run_job(rows=90, name="whole", checkpoint=kept("whole", every_steps=0, keep=2), **settings)
-    module = tmp_path / "own" / "stopper.py"
-    module.parent.mkdir()
-    module.write_text(
-        "import os, pathlib\n"
-        "class Stop:\n"
-        "    def __init__(self, at): self.at = at\n"
-        "    def on_step_end(self, run):\n"
-        "        if run.step == self.at: pathlib.Path(run.job.root, 'preempt').touch()\n"
-    )
-    import sys
-
-    sys.path.append(str(module.parent))
-    try:
-        stops = []
-        for at in (19, 39):
-            with pytest.raises(Preempted):
-                run_job(rows=90, name="cut", checkpoint=kept(every_steps=0, keep=2),
-                        callbacks={"stop": {"_target_": "stopper.Stop", "at": at}}, **settings)  # fmt: skip
-            stops.append(at)
-    finally:
-        sys.path.remove(str(module.parent))
-    assert stops == [19, 39]
-    assert whole.result["steps"] == 60

@@ -5,7 +5,7 @@ from .compute import ComputeConfig, Device, LaunchConfig
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
 from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
-from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, Select
+from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
 from .model import ModelConfig
 from .run import DebugConfig, Pipeline, RunConfig
 from .strategy import CompileConfig, CompileMode, Offload, Precision, Sharding, StrategyConfig, StrategyName
@@ -23,7 +23,7 @@ __all__ = [
     "CompileMode", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
     "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
-    "Offload", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
+    "Offload", "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
     "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
     "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError", "from_dict",
     "to_dict",

@@ -44,10 +44,16 @@ class EvalConfig:
                 raise ConfigError(f"eval.metrics: unknown metric '{name}'; allowed: {', '.join(METRICS)}, or a folder")
         for name, spec in self.extra_metrics.items():
             if not (isinstance(spec, dict) and isinstance(spec.get("_target_"), str)):
-                raise ConfigError(f"eval.extra_metrics.{name}: needs _target_: package.module.function")
+                shown = name if str(name).isprintable() else repr(name)
+                raise ConfigError(f"eval.extra_metrics.{shown}: needs _target_: package.module.function")
         for name in self.sets:
             if name in ("train", "validation", "test"):
                 raise ConfigError(f"eval.sets.{name}: this name is taken by the data set's own split")
+
+
+# By name, because `continue` is a word of Python's.
+OnFailure = Enum("OnFailure", [("continue", "continue"), ("stop", "stop")], type=str)
+"""What a save that failed means for training."""
 
 
 class Select(str, Enum):
@@ -89,6 +95,23 @@ class CheckpointConfig:
     asynchronous: bool = True
     """Write in the background while training goes on; only the copy to host memory holds it up."""
 
+    stall_seconds: float = 60.0
+    """How long one background save that is still running may hold training up in all, where the next one is due; after
+    that the next ones are skipped until it is done, the last one of a run never."""
+
+    retry_seconds: float = 120.0
+    """How long a store that fails in ways that pass (5xx, timeouts, no connection) is tried again before a save counts
+    as failed. In the background, too."""
+
+    on_failure: OnFailure = OnFailure["continue"]
+    """When a save has failed: `continue` says so and trains on (if the last one failed, the command ends with code 76);
+    `stop` ends the run with an error."""
+
+    lease_seconds: float = 0.0
+    """After so long a silence of whoever trains this run, another launch may take it over; from a process of this
+    machine that is dead, and from the same launch, it is taken at once. 0 means what suits the store: 60, on the Hub
+    2400."""
+
     def __post_init__(self) -> None:
         if self.keep < 1:
             raise ConfigError(f"checkpoint.keep={self.keep}: must be at least 1")
@@ -96,6 +119,10 @@ class CheckpointConfig:
             raise ConfigError(f"checkpoint.every_steps={self.every_steps}: must not be negative")
         if not 0 <= self.every_minutes < float("inf"):
             raise ConfigError(f"checkpoint.every_minutes={self.every_minutes}: must not be negative")
+        for key in ("stall_seconds", "retry_seconds", "lease_seconds"):
+            if not 0 <= getattr(self, key) < float("inf"):
+                raise ConfigError(f"checkpoint.{key}={getattr(self, key)}: must not be negative")
+        self.on_failure = OnFailure(self.on_failure)
         if self.mode not in ("auto", "max", "min"):
             raise ConfigError(f"checkpoint.mode={self.mode}: allowed are auto, max, min")
 

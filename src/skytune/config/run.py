@@ -177,4 +177,5 @@ class RunConfig:
             )
         for name, spec in self.callbacks.items():
             if not (isinstance(spec, dict) and isinstance(spec.get("_target_"), str)):
-                raise ConfigError(f"callbacks.{name}: needs _target_: package.module.Class")
+                shown = name if str(name).isprintable() else repr(name)
+                raise ConfigError(f"callbacks.{shown}: needs _target_: package.module.Class")

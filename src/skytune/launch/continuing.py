@@ -22,12 +22,10 @@ from ..training.checkpoint.manifest import step_name
 from ..training.checkpoint.opening import Place, locate
 from ..training.checkpoint.recipe import Recipe, fetch_start, read_recipe
 from ..training.checkpoint.store import Store
+from ..training.resuming import is_finished
 from .runs import RunFolder, decisive
 
 log = logging.getLogger(__name__)
-
-FINISHED = "finished.json"
-"""Object beside a run's checkpoints that says that the run came to its end."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Continued:
         if store.steps():
             step = f"/{step_name(self.place.step)}" if self.place.step is not None else ""
             return replace(config, resume=f"{self.place.store.rstrip('/')}/{key}{step}")
-        if FINISHED in store.attempt(lambda: store.backend.names(key), "looking for a finished run"):
+        if is_finished(store):
             raise UserError(f"resume={self.said}: the run {key} is finished, and its checkpoints are gone")
         return replace(config, resume="auto")  # it was stopped before its first checkpoint
 

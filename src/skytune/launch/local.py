@@ -1,5 +1,6 @@
 """Worker processes on this machine."""
 
+import errno
 import logging
 import math
 import os
@@ -52,7 +53,7 @@ class LocalLauncher:
         tail: deque[str] = deque(maxlen=200)
         follower = Follower(job.logs / "rank-0.log")
         with (
-            (job.logs / "output.log").open("ab") as record,
+            (job.logs / "output.log").open("ab", buffering=0) as record,
             Stopping(job.root / FLAG_FILE, launch.stop_seconds) as stopping,
         ):
             child = _start(
@@ -67,7 +68,9 @@ class LocalLauncher:
         if stopping.asked_by == signal.SIGINT:
             raise KeyboardInterrupt
         if result is not None and result.get("status") == "preempted":
-            raise Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
+            failed = result.get("save_failed")
+            saved = f"which could NOT be saved ({failed})" if failed else "which is saved"
+            raise Preempted(f"stopped after step {result['steps']}, {saved}; the same command goes on")
         if result is None and stopping.asked_by is not None and not job.read_errors():
             # The signal went to all processes, and hit the workers before they listened.
             raise Preempted(
@@ -208,8 +211,7 @@ def _pump(
                 if not chunk:
                     selector.unregister(key.fileobj)
                     continue
-                record.write(chunk)
-                record.flush()
+                _record(record, chunk)
                 if key.data == "out":
                     _show(chunk)
                 *lines, pending[key.data] = (pending[key.data] + chunk).split(b"\n")
@@ -223,6 +225,14 @@ def _pump(
                 return 0
     tail.extend(rest.decode(errors="replace") for rest in pending.values() if rest)  # last words without a line's end
     return child.wait()
+
+
+def _record(record: IO[bytes], chunk: bytes) -> None:
+    try:
+        record.write(chunk)
+    except OSError as error:  # a full disk must not end the workers
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _show(chunk: bytes) -> None:

@@ -35,7 +35,7 @@ class Finished:
     """For the terminal."""
 
     save_failed: str
-    """Why the last checkpoint could not be saved; empty where it was."""
+    """Why the last checkpoint, or that of the best weights, could not be saved; empty where they were."""
 
 
 def run_pipeline(client: "Client", config: RunConfig) -> Finished:

@@ -17,6 +17,7 @@ logged instead: the run's own error matters more.
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,6 +84,12 @@ class Run:
     """Metrics of the last validation."""
     validating: bool = False
     """Whether the step just taken is followed by a validation."""
+    validation_owed: bool = False
+    """Whether the run was told to end after a step that a validation should have followed: whoever goes on makes it."""
+    begun: float = field(default_factory=time.time)
+    """When the launcher began, in seconds since the epoch."""
+    earlier: dict[str, float] = field(default_factory=dict)
+    """What earlier starts of this run have spent until their last save; see `spent`."""
     resumed_from: int | None = None
     """Step of the checkpoint that this process went on from; None where it started."""
     preempted: bool = False
@@ -101,6 +108,19 @@ class Run:
     """The config's `extra`, and whatever callbacks want to tell each other."""
     report: dict[str, Any] = field(default_factory=dict)
     """Small JSON that goes into `result.json`, for what a callback has to say about the whole run (rank 0's counts)."""
+
+    def spent(self) -> dict[str, float]:
+        """Return what all starts of this run together have spent so far, which is what it costs.
+
+        `starts`: how many there were; `wall_s`: seconds from the launchers' beginnings; `process_s`: the same times the
+        number of processes. What a start did after its last save is not in it: nobody was left to write it down.
+        """
+        seconds, before = max(0.0, time.time() - self.begun), self.earlier
+        return {
+            "starts": int(before.get("starts", 0)) + 1,
+            "wall_s": round(before.get("wall_s", 0.0) + seconds, 3),
+            "process_s": round(before.get("process_s", 0.0) + seconds * self.world.size, 3),
+        }
 
 
 class Callback:

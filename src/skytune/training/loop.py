@@ -36,6 +36,15 @@ def train(
     most = 1 if config.callbacks else steps.most
     model.train()
     callbacks("on_run_start", run)
+
+    def validated() -> None:
+        run.metrics, run.validation_owed = validate(), False
+        callbacks("on_validation_end", run)
+        run.stop = _anybody(run.stop, strategy, world)
+        model.train()
+
+    if run.validation_owed:  # whoever took the last step was told to end before it
+        validated()
     world.synchronize()
     clock = time.perf_counter()
 
@@ -62,17 +71,15 @@ def train(
             run.flops += run.work.of(order.lengths[rows]) if run.work is not None else 0.0
             run.train_seconds += seconds
             run.preempted = taken.told and not run.ahead and run.step < run.total_steps
-            run.validating = not run.preempted and validation_due(config, run, order)
+            due = validation_due(config, run, order)
+            run.validating, run.validation_owed = due and not run.preempted, due and run.preempted
             callbacks("on_step_end", run)
         if run.preempted:
             break
         if config.callbacks:  # ours stop a run at a validation only
             run.stop = _anybody(run.stop, strategy, world)
         if run.validating or run.stop:
-            run.metrics = validate()
-            callbacks("on_validation_end", run)
-            run.stop = _anybody(run.stop, strategy, world)
-            model.train()
+            validated()
         clock = time.perf_counter()
     callbacks("on_run_end", run)
 

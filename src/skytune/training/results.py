@@ -51,6 +51,7 @@ class Trained:
         return {
             **run.report,
             "resumed_from": run.resumed_from,
+            "spent": run.spent(),
             "save_failed": self.checkpoints.failure,
             "save_stall_s": round(self.checkpoints.stall_seconds, 3),
             "steps": run.step,

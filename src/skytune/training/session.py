@@ -36,6 +36,7 @@ from .progress import Progress
 from .recording import BestWeights, History
 from .remembering import refuse_empty_start, remember
 from .results import Phases, Trained
+from .snapshot import Snapshot
 from .strategy import Strategy, build_strategy
 from .tracking import Tracking
 from .upload import Upload
@@ -69,7 +70,9 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         else:
             strategy.place(model)
     at_once = AtOnce(config.eval.batch_size)
-    trained = _train(jobdir, job, world, strategy, tables, phases, at_once, work) if job.kind == "train" else None
+    trained = None
+    if job.kind == "train":
+        trained = _train(jobdir, job, world, strategy, tables, phases, at_once, work, started)
     status = "preempted" if trained is not None and trained.run.preempted else "completed"
     if status == "completed":
         if trained is not None:
@@ -112,6 +115,7 @@ def _train(
     phases: Phases,
     at_once: AtOnce,
     work: Work | None,
+    started: float,
 ) -> Trained:
     """Train and leave the selected weights in the strategy's model, or none where the run was told to end before."""
     config, table = job.config, tables["train"]
@@ -134,14 +138,13 @@ def _train(
         steps_per_epoch=order.steps_per_epoch,
         micro_batch=micro_batch(config.batch.global_size, config.batch.micro_size, world.size),
         extra=reveal(config.extra),
+        begun=started,
     )
     best, history = BestWeights(config), History()
     ema = Ema(config.ema.decay, run.model) if config.ema.decay else None
     callbacks = _callbacks(config, history, best, ema, Tracking(job, history))
-    checkpoints = Checkpoints(
-        config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, strategy, optimizer, best, history,
-        callbacks, ema,
-    )  # fmt: skip
+    snapshot = Snapshot(strategy, best, history, callbacks, ema)
+    checkpoints = Checkpoints(config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, snapshot)
     checkpoints.open(launch=os.environ.get("SKYTUNE_LAUNCH") or str(os.getpid()))
     checkpoints.resume(run)
     refuse_empty_start(run.model, run.resumed_from, config.model.name)
@@ -170,7 +173,7 @@ def _train(
     if run.preempted:
         reason = notice.reason or "another process was"
         log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
-    elif (step := best.wanted(run)) is not None:
+    elif (step := checkpoints.wanted(run)) is not None:
         strategy.load(checkpoints.weights(step))
     elif ema is not None:
         ema.hand_on()

@@ -4,6 +4,7 @@
     python -m torch.distributed.run --nproc-per-node 2 -m skytune.training.worker JOBDIR
 """
 
+import errno
 import logging
 import os
 import sys
@@ -69,10 +70,20 @@ def _silence_libraries() -> None:
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
 
 
+class LogFile(logging.FileHandler):
+    """A log file on a disk that may be full for a while: what is said then is written later."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing of a full disk; all else as usual."""
+        error = sys.exc_info()[1]
+        if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+            super().handleError(record)
+
+
 def _log_to(path: Path, rank: int) -> None:
     """Every rank writes its own log; rank 0 also speaks."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = logging.FileHandler(path, mode="a", encoding="utf-8")
+    file = LogFile(path, mode="a", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.setLevel(logging.INFO)
     log.addHandler(file)

@@ -10,6 +10,7 @@ from skytune.config import UserError
 from skytune.training.checkpoint.lease import LeaseHeld, acquire
 from skytune.training.checkpoint.opening import runs
 from skytune.training.checkpoint.retry import Retry
+from skytune.training.checkpoint.rotation import rotate
 from skytune.training.checkpoint.store import Store
 
 FAST = Retry(deadline_seconds=1, first_seconds=0.02, longest_seconds=0.1)
@@ -47,7 +48,7 @@ def test_a_private_repository_is_made_and_each_checkpoint_is_one_commit(hub, sto
     found = Store.open("hf://me/run-store/deep/folder", "run-1").newest(into=tmp_path)
     assert found.manifest.step == 3 and found.manifest.state == {"loss": 3}
     assert found.files["model.safetensors"].read_bytes() == b"w3" * 300
-    assert store.rotate(1, newest=3, best=1) == [2] and store.steps() == [1, 3]
+    assert rotate(store, 1, newest=3, best=[1]) == [2] and store.steps() == [1, 3]
     assert runs("hf://me/run-store/deep/folder") == ["run-1"]
     store.clear()
     assert store.newest() is None
@@ -131,3 +132,13 @@ def test_a_lease_is_atomic(hub, store):
         thread.join()
     assert (len(won), len(lost)) == (1, 3)
     won[0].release()
+
+
+def test_several_processes_cannot_write_one_checkpoint(hub, store):
+    """Each has its own commits: a manifest of all files would name some that no commit has."""
+    with pytest.raises(UserError) as refused:
+        store.stage(8, token="job-8")
+    line = str(refused.value)
+    assert line.startswith("hf://me/run-store/deep/folder/run-1: ") and "\n" not in line
+    assert "cannot be written by several processes together; use another checkpoint.store" in line
+    assert store.steps() == []

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from skytune.training.checkpoint.rotation import rotate
 from skytune.training.checkpoint.store import Store
 
 # Imports once, then forks a process for every line it reads: a life costs a few milliseconds.
 SCRIPT = """
 import os, sys
+from skytune.training.checkpoint.rotation import rotate
 from skytune.training.checkpoint.store import Store
 if sys.argv[1].startswith("s3:"):
     import s3fs
@@ -29,13 +31,13 @@ for line in sys.stdin:
     found = store.newest()
     store.sweep()
     step = found.manifest.step if found else 0
-    print("resumed", step, flush=True)
+    print(f"resumed {step}\\n", end="", flush=True)  # in one write, whatever PYTHONUNBUFFERED says
     while True:
         step += 1
         weights = step.to_bytes(4, "big") * 20000
         store.write(step, {"model.safetensors": weights, "optimizer.safetensors": weights * 2, "optimizer.json": b"{}"})
-        print("saved", step, flush=True)
-        store.rotate(keep=int(sys.argv[2]), newest=step)
+        print(f"saved {step}\\n", end="", flush=True)
+        rotate(store, int(sys.argv[2]), newest=step)
 """
 
 
@@ -82,7 +84,7 @@ def test_killed_while_saving_to_a_folder(tmp_path: Path, keep: int):
     store = Store.open(str(tmp_path), "run-1")
     assert check(store, str(tmp_path), keep, 8, 0.1) > 5
     store.sweep()
-    store.rotate(keep)
+    rotate(store, keep)
     assert len(store.steps()) <= keep
     assert sorted(os.listdir(tmp_path / "run-1"))[0] == "completed.json"  # nothing temporary is left
 

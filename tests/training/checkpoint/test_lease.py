@@ -50,6 +50,33 @@ def test_the_same_launch_takes_over_and_the_old_one_notices(store):
 
 
 @everywhere
+def test_one_that_was_taken_over_finishes_no_checkpoint(store):
+    """Its next sign of life is far away: the store is asked before a checkpoint is begun and before it is completed."""
+    old = acquire(store, "launch-1", heartbeat_seconds=1000.0)
+    store.guard = old.check
+    store.write(1, {"model.safetensors": b"1"})
+    with store.stage(2) as stage:
+        entry = stage.put("model.safetensors", b"2")
+        new = acquire(store, "launch-1")
+        with pytest.raises(UserError, match=r"launch-1 on .* has taken over this run; this process no longer writes"):
+            stage.commit({"model.safetensors": entry})
+    assert store.newest().manifest.step == 1
+    new.release()
+
+
+@everywhere
+def test_one_that_came_and_went_is_noticed(store):
+    old = acquire(store, "launch-1", heartbeat_seconds=1000.0)
+    old.check(look=True)
+    acquire(store, "launch-1").release()
+    old.check()  # does not ask the store
+    with pytest.raises(UserError, match="a launch that has ended since has taken over this run"):
+        old.check(look=True)
+    old.renew()
+    assert "lease.json" not in store.backend.names("run-1"), "it is not taken back"
+
+
+@everywhere
 def test_a_silent_owner_is_taken_over_after_the_expiry(store):
     far = Owner(
         launch="gone", host="elsewhere", machine="elsewhere/boot", pid=1, started="1", token="t",

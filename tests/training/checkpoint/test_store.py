@@ -11,6 +11,7 @@ import pytest
 from skytune.config import UserError
 from skytune.training.checkpoint.manifest import step_name
 from skytune.training.checkpoint.opening import runs
+from skytune.training.checkpoint.rotation import rotate
 from skytune.training.checkpoint.store import Store
 
 everywhere = pytest.mark.parametrize("url", ["file", "memory", "s3"], indirect=True)
@@ -58,7 +59,7 @@ def test_foreign_things_are_ignored(store):
         store.backend.write(f"run-1/{path}", b"{}")
     assert store.steps() == [5]
     assert store.newest().manifest.step == 5
-    assert store.rotate(1) == []
+    assert rotate(store, 1) == []
 
 
 @everywhere
@@ -129,10 +130,22 @@ def test_a_lagging_store_is_not_valid_until_complete(store):
 def test_rotation_keeps_the_newest_the_best_and_the_last_valid_one(store):
     for step in (10, 20, 30, 40):
         write(store, step)
-    assert store.rotate(2, newest=40, best=10) == [20]
+    assert rotate(store, 2, newest=40, best=[10]) == [20]
     assert store.steps() == [10, 30, 40]
-    assert store.rotate(1, newest=40) == [10, 30]
-    assert store.rotate(1) == [] and store.newest().manifest.step == 40
+    assert rotate(store, 1, newest=40) == [10, 30]
+    assert rotate(store, 1) == [] and store.newest().manifest.step == 40
+
+
+@everywhere
+def test_rotation_keeps_the_best_one_that_is_complete(store):
+    """The save of the very best one may have failed, or its files may have been lost since."""
+    for step in (10, 20, 30, 40):
+        write(store, step)
+    change(store, 20, "model.safetensors", None)
+    assert rotate(store, 1, newest=40, best=[99, 20, 10, 30]) == [20, 30]
+    assert store.steps() == [10, 40]
+    write(store, 50)
+    assert rotate(store, 1, newest=50, best=[50, 10]) == [10, 40]
 
 
 @everywhere
@@ -143,10 +156,10 @@ def test_rotation_does_not_count_broken_ones_nor_touch_later_ones(store):
     change(store, 20, "model.safetensors", b"weights of 20 " * 49 + b"weights?of 20 ")  # right size
     assert store.newest().manifest.step == 10
     write(store, 15)
-    assert store.rotate(2, newest=15) == []
+    assert rotate(store, 2, newest=15) == []
     assert store.steps() == [10, 15, 20, 30]
     write(store, 25)
-    assert store.rotate(2, newest=25) == [10, 20]
+    assert rotate(store, 2, newest=25) == [10, 20]
     assert store.newest().manifest.step == 25
 
 
@@ -217,6 +230,15 @@ def test_a_failed_file_leaves_nothing(tmp_path):
         store.write(2, {"model.safetensors": fail})
     assert sorted(os.listdir(tmp_path / "run-1")) == ["completed.json", "step-00000001"]
     assert store.newest().manifest.step == 1
+
+
+@objects
+def test_a_full_disk_on_the_way_to_the_store_is_named(store):
+    def fail(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match=r"run-1 \(on its way, in /.*\): writing .* no space is left there; make room"):
+        store.write(2, {"model.safetensors": fail})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")

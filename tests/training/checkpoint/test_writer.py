@@ -57,7 +57,7 @@ def test_what_was_submitted_comes_back_although_it_changed_meanwhile(store, gate
 def test_rotation_and_events(store):
     writer = Writer(store, keep=2)
     for step in (1, 2, 3, 4):
-        writer.submit(step, {"model": weights(step)}, {}, best=1, wait=True)
+        writer.submit(step, {"model": weights(step)}, {}, best=[1], wait=True)
     events = writer.poll()
     assert [event.step for event in events] == [1, 2, 3, 4] and events[-1].rotated == (2,)
     assert store.steps() == [1, 3, 4] and writer.poll() == []
@@ -79,10 +79,15 @@ def test_a_second_save_is_skipped_where_the_loop_must_not_wait(store, gate):
     assert 0.05 < writer.submit(2, {"model": weights(2)}, {}) < 1
     (skipped,) = writer.poll()
     assert isinstance(skipped, Failed) and skipped.skipped and skipped.step == 2
-    assert skipped.message == "skipped: the save before it is still running"
-    gate.set()
-    assert [event.step for event in writer.close(20)] == [1]
-    assert store.steps() == [1]
+    assert skipped.message.startswith("skipped: the save of step 1 is still running after 0 s")
+    start = time.monotonic()
+    assert [writer.submit(step, {"model": weights(step)}, {}) < 0.05 for step in (3, 4)] == [True, True]
+    assert time.monotonic() - start < 1, "one save that hangs holds training up once, not once a save"
+    assert [(event.step, event.skipped) for event in writer.poll()] == [(3, True), (4, True)]
+    threading.Timer(0.2, gate.set).start()
+    writer.submit(5, {"model": weights(5)}, {}, must=True)
+    assert [event.step for event in writer.close(20)] == [1, 5]
+    assert store.steps() == [1, 5]
 
 
 def test_failures_are_told_and_the_next_save_is_tried(store, monkeypatch):
@@ -145,3 +150,11 @@ def test_copies_from_a_gpu_are_pinned_and_right(store):
     writer.close(20)
     assert torch.equal(load_tensors(store.newest(), "model")["t"], torch.arange(10.0))
     assert writer._buffers["model", "t"].is_pinned()
+
+
+def test_files_that_are_too_large_for_the_store_are_refused_before_training(store, monkeypatch):
+    monkeypatch.setattr(store.backend, "largest_file", 100)
+    writer = Writer(store)
+    writer.prepare({"model": {"a": torch.zeros(25)}})
+    with pytest.raises(UserError, match=r"model\.safetensors would have 0 GB, .*; use another checkpoint.store"):
+        writer.prepare({"model": {"a": torch.zeros(25), "b": torch.zeros(1)}})

@@ -20,6 +20,8 @@ class HubBackend(Backend):
     """`hf://user/name[/folder]`."""
 
     heartbeat_seconds = 600.0
+    shared = False
+    largest_file = 200 * 10**9  # huggingface_hub's own MAX_FILE_SIZE_GB
 
     def __init__(self, url: str, repo: str, folder: str) -> None:
         super().__init__(url, None, folder)

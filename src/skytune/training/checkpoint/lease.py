@@ -24,6 +24,9 @@ from .process import alive, machine, started
 from .retry import causes, http_status
 from .store import Store
 
+QUICK_SECONDS = 10.0
+"""How long signs of life and the release try a store that is away."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
@@ -65,62 +68,82 @@ class LeaseHeld(UserError):
 
 
 class Lease:
-    """A lease that is held: renewed by a thread of its own until `release`."""
+    """A lease that is held: renewed by a thread of its own until `release`.
+
+    Saves wait for a store that is away as long as it was told to; the thread, which comes back soon anyway, and the
+    release, which the lease's expiry makes good, do not.
+    """
 
     def __init__(self, store: Store, owner: Owner, *, atomic: bool, heartbeat_seconds: float) -> None:
         self.store, self.owner, self.atomic = store, owner, atomic
-        self.lost: Owner | None = None
+        self.lost: str | None = None
         """Who took the lease away, None while it is ours."""
         self._path = f"{store.run_key}/{LEASE}"
+        patience = min(store.retry.deadline_seconds, QUICK_SECONDS)
+        self._quick = Store(store.backend, store.run_key, replace(store.retry, deadline_seconds=patience, quiet=True))
         self._end = threading.Event()
         self._thread = threading.Thread(
             target=self._beat, args=(heartbeat_seconds,), daemon=True, name="checkpoint-lease"
         )
         self._thread.start()
 
-    def check(self) -> None:
+    def check(self, look: bool = False) -> None:
         """Make sure that the lease is still ours: to be called before something is written.
 
+        Args:
+            look: ask the store; otherwise only where there was no sign of life for so long that others may have come.
+
         Raises:
-            UserError: another launch took it, which it does after this process was silent for too long.
+            UserError: another launch took it, because it is a later life of the same launch or this process was silent.
         """
         if self.lost is None and time.time() - self.owner.heartbeat > self.owner.expiry_seconds:
             self.renew()  # this machine slept, or the store was away
+        elif self.lost is None and look:
+            self._look(self.store)
         if self.lost is not None:
             raise UserError(
-                f"{self.store.location}: the launch {self.lost.launch} on {self.lost.host} has taken over this run; "
-                "this process no longer writes"
+                f"{self.store.location}: {self.lost} has taken over this run; this process no longer writes"
             )
 
-    def renew(self) -> None:
+    def renew(self, store: Store | None = None) -> None:
         """Give a sign of life; notice when another launch has taken over."""
+        store = store or self.store
         for _ in range(3):
-            data, version = self.store.attempt(lambda: self.store.backend.read_version(self._path), "reading the lease")
-            there = _parse(data)
-            if there is not None and there.token != self.owner.token:
-                self.lost = there
+            version = self._look(store)
+            if self.lost is not None:
                 return
             fresh = replace(self.owner, heartbeat=time.time())
-            if _swap(self.store, self._path, _dump(fresh), version) is not None:
+            if _swap(store, self._path, _dump(fresh), version) is not None:
                 self.owner = fresh
                 return
+
+    def _look(self, store: Store) -> Any:
+        """Look who holds the lease; return the mark of its version."""
+        data, version = store.attempt(lambda: store.backend.read_version(self._path), "reading the lease")
+        there = _parse(data)
+        if data is None:  # nobody deletes a lease but who holds it: another launch came and went meanwhile
+            self.lost = "a launch that has ended since"
+        elif there is not None and there.token != self.owner.token:
+            self.lost = f"the launch {there.launch} on {there.host}"
+        return version
 
     def release(self) -> None:
         """Stop renewing and let others in at once; a lease that was lost is left alone."""
         self._end.set()
         self._thread.join(timeout=5)
+        store = self._quick
         try:
-            data, _ = self.store.attempt(lambda: self.store.backend.read_version(self._path), "reading the lease")
+            data, _ = store.attempt(lambda: store.backend.read_version(self._path), "reading the lease")
             there = _parse(data)
             if there is not None and there.token == self.owner.token:
-                self.store.attempt(lambda: self.store.backend.delete(self._path), "releasing the lease")
+                store.attempt(lambda: store.backend.delete(self._path), "releasing the lease")
         except UserError:
             pass  # it expires by itself
 
     def _beat(self, seconds: float) -> None:
         while not self._end.wait(seconds) and self.lost is None:
             try:
-                self.renew()
+                self.renew(self._quick)
             except UserError:
                 continue  # a store that is away for a while; saves report it
 

@@ -28,11 +28,12 @@ class Place:
     """Step of the checkpoint that was meant; None for the newest."""
 
 
-def open_backend(url: str, options: dict[str, Any] | None = None) -> Backend:
+def open_backend(url: str, options: dict[str, Any] | None = None, patience: float = 60.0) -> Backend:
     """Return the backend of a store's URL: a path, `file://`, `memory://`, `s3://` or `hf://`.
 
     Args:
         options: further arguments of the fsspec file system (`endpoint_url`, `anon`, ...).
+        patience: seconds after which a server that does not answer counts as away.
 
     Raises:
         UserError: no such kind of store, or its package is missing.
@@ -51,22 +52,9 @@ def open_backend(url: str, options: dict[str, Any] | None = None) -> Backend:
     if kind == "s3":
         if not rest.strip("/"):
             raise UserError(f"checkpoint.store={url}: names no bucket; write s3://bucket/folder")
-        extra = dict(options or {})
-        config = {"retries": {"mode": "standard", "total_max_attempts": 3}, **extra.pop("config_kwargs", {})}
-        try:
-            system = fsspec.filesystem(
-                "s3",
-                skip_instance_cache=True,  # settings of ours, not those of who came first
-                use_listings_cache=False,  # other machines write too
-                config_kwargs=config,
-                **extra,
-            )
-        except ImportError as error:
-            raise UserError(
-                f'checkpoint.store={url}: needs another package ({error}): pip install "skytune[aws]"'
-            ) from error
-        system.retries = 1  # ours are bounded by a deadline
-        return S3Backend(url, system, rest.strip("/"))
+        from .s3 import file_system
+
+        return S3Backend(url, file_system(url, options, patience), rest.strip("/"))
     raise UserError(f"checkpoint.store={url}: a path, file://, s3://, hf:// or memory:// is meant")
 
 

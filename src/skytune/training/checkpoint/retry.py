@@ -1,6 +1,7 @@
 """Errors of stores: which ones pass by themselves and are tried again, and how the others are told to a person."""
 
 import errno
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from typing import Any, TypeVar
 from ...config import NotReachable, UserError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _PASSING_ERRNO = {
     errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH,
@@ -40,13 +43,16 @@ class Retry:
     """Exponential backoff with jitter, bounded by a deadline."""
 
     deadline_seconds: float = 120.0
-    """No new try begins later than this after the first one."""
+    """No new try begins later than this after the first one failed (a large file may take longer by itself)."""
 
     first_seconds: float = 0.5
     """Longest pause after the first failure; it doubles with each further one."""
 
     longest_seconds: float = 20.0
     """Pauses grow no longer than this."""
+
+    quiet: bool = False
+    """Say nothing of a first failure: for what is done again soon anyway."""
 
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
@@ -61,7 +67,7 @@ class Retry:
         Raises:
             NotReachable: the store still fails at the deadline.
         """
-        start, tries = self.clock(), 0
+        failing_since, tries = 0.0, 0
         while True:
             try:
                 return function()
@@ -69,9 +75,14 @@ class Retry:
                 if not transient(error):
                     raise
                 tries += 1
+                if tries == 1:
+                    failing_since = self.clock()
+                    if not self.quiet:
+                        seconds = self.deadline_seconds
+                        log.info("%s: %s failed, tried again for %.0f s: %s", where, what, seconds, one_line(error))
                 # Between half and all of the pause: never a hot loop, and many machines do not come back in step.
                 pause = min(self.longest_seconds, self.first_seconds * 2.0 ** (tries - 1)) * random.uniform(0.5, 1)
-                spent = self.clock() - start
+                spent = self.clock() - failing_since
                 if spent + pause > self.deadline_seconds:
                     raise NotReachable(
                         f"{where}: gave up on {what} after {tries} tries in {spent:.0f} s: {one_line(error)}"
@@ -121,11 +132,20 @@ def explain(error: BaseException, where: str, what: str) -> UserError:
         reason = "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN to one that may write"
     elif isinstance(error, PermissionError) or 403 in statuses:
         reason = f"no permission for {what}: {one_line(error)}"
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    elif any(map(_full, chain)):
         kind, reason = UserError, f"{what} failed: no space is left there; make room, or use another store"
     elif isinstance(error, OSError) and error.errno == errno.EROFS:
         kind, reason = UserError, "is read-only; use another store"
     return kind(f"{where}: {reason}")
+
+
+def _full(error: BaseException) -> bool:
+    """Return whether a disk is full; safetensors has its own error for everything, which gives the number in words."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return type(error).__name__ == "SafetensorError" and any(
+        f"os error {number})" in str(error) for number in (errno.ENOSPC, errno.EDQUOT)
+    )
 
 
 def missing_bucket(error: BaseException) -> bool:

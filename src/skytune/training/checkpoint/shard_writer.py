@@ -12,20 +12,23 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
 from .backends import S3Backend
+from .copies import Tensors
 from .local import LocalBackend
 from .manifest import FileEntry, Manifest, step_name
 from .optimizer import join_states, state_names
 from .shards import INDEX, file_name, index_of, join_indexes, pieces
 from .store import Store
-from .writer import Tensors, Writer, _Save, saver
+from .writer import Writer, _Save, saver
 
 if TYPE_CHECKING:
+    import torch
+
     from .lease import Lease
 
 PATIENCE = 900.0
@@ -79,6 +82,7 @@ class ShardWriter(Writer):
         board: Board,
         *,
         keep: int,
+        max_wait_seconds: float = float("inf"),
         decisive: Mapping[str, Any],
         lease: "Lease | None",
         own: Collection[str] = (),
@@ -87,12 +91,15 @@ class ShardWriter(Writer):
         """Begin; all processes do it together.
 
         Args:
+            max_wait_seconds: as for `Writer`; the caller asks `ready` first, and all processes skip a save together.
             own: files whose plain tensors are this process's own; of the others' all processes have the same copy.
 
         Raises:
             UserError: a kind of store that several processes cannot write to, or a peer that does not answer.
         """
-        super().__init__(store, keep=keep, decisive=decisive, world_size=board.size, lease=lease)
+        super().__init__(
+            store, keep=keep, max_wait_seconds=max_wait_seconds, decisive=decisive, world_size=board.size, lease=lease
+        )
         if board.size > 1 and not isinstance(store.backend, (LocalBackend, S3Backend)):
             raise UserError(
                 f"checkpoint.store={store.backend.url}: with a sharded strategy several processes write one "
@@ -108,7 +115,11 @@ class ShardWriter(Writer):
         found = token if self.main else board.read("token", 120)
         if found is None:
             raise UserError("rank 0 did not say within 120 s that it opened the checkpoint store")
-        self.token = f"{found}-{os.getpid()}" if board.size == 1 else str(found)
+        self.token = str(found)
+
+    def prepare(self, tensors: Tensors) -> None:
+        """See `Writer`."""
+        super().prepare(self._mine(tensors)[0])
 
     def submit(
         self,
@@ -117,12 +128,21 @@ class ShardWriter(Writer):
         state: Mapping[str, Any],
         *,
         documents: Mapping[str, Any] | None = None,
-        best: int | None = None,
+        best: Sequence[int] = (),
         wait: bool = False,
+        must: bool = False,
     ) -> float:
         """See `Writer`; all processes call it for the same steps. `tensors` may be DTensors."""
         self.count += 1
-        mine, index = {}, {}
+        mine, index = self._mine(tensors)
+        documents = {**(documents or {}), INDEX: index}
+        # Never skipped here: a process that skipped alone would keep the others waiting for its part.
+        return super().submit(step, mine, state, documents=documents, best=best, wait=wait, must=True)
+
+    def _mine(self, tensors: Tensors) -> tuple[dict[str, dict[str, "torch.Tensor"]], dict[str, Any]]:
+        """Return the pieces that this process writes, by file, and what the index says of them."""
+        mine: dict[str, dict[str, torch.Tensor]] = {}
+        index: dict[str, Any] = {}
         for kind, named in tensors.items():
             found = pieces(named, self.main or kind in self.own)
             if not found:
@@ -130,11 +150,10 @@ class ShardWriter(Writer):
             name = file_name(kind, self.board.rank, self.board.size)
             mine[name] = {key: piece.tensor for key, piece in found.items()}
             index[kind] = index_of(found, f"{name}.safetensors")
-        documents = {**(documents or {}), INDEX: index}
-        return super().submit(step, mine, state, documents=documents, best=best, wait=wait)
+        return mine, index
 
     def _write(self, save: _Save) -> Manifest:
-        prefix, token = f"{self.count}", f"{self.token}-{self.count}"
+        prefix, token = f"{self.count}", f"{self.token}-{self.count}" if self.board.size > 1 else None
         try:
             with self.store.stage(save.step, token, main=self.main or not self._shared) as stage:
                 entries = {f"{n}.safetensors": stage.put(f"{n}.safetensors", saver(t)) for n, t in save.tensors.items()}

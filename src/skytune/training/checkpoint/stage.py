@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import os
 import shutil
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...config import UserError
 from . import manifest as manifests
 from .manifest import FileEntry, Manifest, step_name
 from .retry import explain
@@ -23,18 +27,25 @@ class Stage:
     """A checkpoint while it is written; as a context it cleans up after itself, whatever happened.
 
     Where the same step lies there already, whole and with the same files (a save on a signal right after a resume),
-    only its manifest is replaced: a process that dies meanwhile loses nothing.
+    only its manifest is replaced: a process that dies meanwhile loses nothing. Before every change the store's `guard`
+    is asked: a process that was frozen while another one took the run over must not mix its files into the other's.
     """
 
-    def __init__(self, store: "Store", step: int, token: str, main: bool = True) -> None:
+    def __init__(self, store: "Store", step: int, token: str | None = None, main: bool = True) -> None:
+        if token is not None and not store.backend.shared:
+            raise UserError(
+                f"{store.location}: one commit is one process's, so {step_name(step)} cannot be written by several "
+                "processes together; use another checkpoint.store (a folder or s3://)"
+            )
         self.store, self.step, self.main = store, step, main
         self.folder = f"{store.run_key}/{step_name(step)}"
         there = store.check(step, content=False)
         whole = there.manifest is not None and not there.problems and step not in store.broken
         self.there = there.manifest.files if there.manifest is not None and whole else {}
         self.changed = False
+        name = token or f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.workspace = store.attempt(
-            lambda: store.backend.workspace(self.folder, token), f"beginning {step_name(step)}"
+            lambda: store.backend.workspace(self.folder, name), f"beginning {step_name(step)}"
         )
 
     def __enter__(self) -> "Stage":
@@ -55,9 +66,11 @@ class Stage:
                 source(path)
             entry = hash_file(path)
         except Exception as error:
-            raise explain(error, store.location, what) from error
+            way = "" if store.backend.local(self.folder) else f" (on its way, in {self.workspace.parent})"
+            raise explain(error, f"{store.location}{way}", what) from error
         if self.there.get(name) == entry:
             return entry
+        store.guard(False)
         if not self.changed:
             self.changed = True
             store.attempt(lambda: store.backend.unfinish(self.folder), what)
@@ -79,6 +92,7 @@ class Stage:
         )
         data, done = manifests.serialise(manifest), json.dumps({"step": self.step}).encode()
         what = f"finishing {step_name(self.step)}"
+        store.guard(True)
         if manifest.files == self.there:
             store.attempt(lambda: backend.write(f"{self.folder}/{manifests.NAME}", data), what)
         else:
@@ -95,19 +109,26 @@ def hash_file(path: Path) -> FileEntry:
 
 
 def hash_blocks(blocks: Iterable[bytes], target: Path | None = None) -> FileEntry:
-    """Return size and SHA-256 of what comes in blocks, and write it to `target` on the way."""
+    """Return size and SHA-256 of what comes in blocks, and write it to `target` on the way.
+
+    The file appears as a whole: another process of this machine may be reading the one that it replaces.
+    """
     size, sha = 0, hashlib.sha256()
-    file = None
-    if target is not None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file = target.open("wb")
-    try:
+    if target is None:
         for block in blocks:
             size += len(block)
             sha.update(block)
-            if file is not None:
+        return FileEntry(size=size, sha256=sha.hexdigest())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as file:
+        try:
+            for block in blocks:
+                size += len(block)
+                sha.update(block)
                 file.write(block)
-    finally:
-        if file is not None:
-            file.close()
+            file.flush()
+            os.replace(file.name, target)
+        except BaseException:
+            os.unlink(file.name)
+            raise
     return FileEntry(size=size, sha256=sha.hexdigest())

@@ -1,4 +1,4 @@
-"""A run's checkpoints in a store: list, write, find the newest valid one, rotate. Tries again what passes by itself.
+"""A run's checkpoints in a store: list, write, find the newest valid one. Tries again what passes by itself.
 
 <store>/<run key>/step-00001200/model.safetensors ... manifest.json
 <store>/<run key>/completed.json    the last completed step: a run that lost everything never starts at 0 in silence
@@ -6,7 +6,6 @@
 """
 
 import json
-import os
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from .local import LocalBackend
 from .manifest import COMPLETED, Choice, FileEntry, Manifest, Verdict, step_name
 from .opening import open_backend
 from .retry import Retry, explain, missing_bucket
-from .stage import Source, Stage, hash_blocks
+from .stage import Source, Stage, hash_blocks, hash_file
 
 T = TypeVar("T")
 
@@ -50,6 +49,9 @@ class Store:
         self.backend, self.run_key, self.retry = backend, run_key, retry or Retry()
         self.broken: set[int] = set()
         """Steps whose checkpoints were found damaged."""
+        self.guard: Callable[[bool], None] = lambda look: None
+        """Called before every change of a checkpoint, with True before the one that completes it; raises where this
+        process may not write any more."""
 
     @classmethod
     def open(
@@ -58,13 +60,13 @@ class Store:
         """Return the store of a run; nothing is asked of it yet.
 
         Args:
-            url: a path, `file://`, `s3://bucket/prefix`, `hf://user/name[/prefix]` or `memory://`.
-            options: further arguments of the fsspec file system.
+            url, options: see `open_backend`.
 
         Raises:
             UserError: no such kind of store, or a package is missing.
         """
-        return cls(open_backend(url, options), run_key, retry)
+        patience = min(60.0, max(5.0, retry.deadline_seconds)) if retry else 60.0  # one that is slow is not away
+        return cls(open_backend(url, options, patience), run_key, retry)
 
     @property
     def location(self) -> str:
@@ -92,12 +94,13 @@ class Store:
         found = {manifests.parse_step(name) for name, size in names.items() if size is None}
         return sorted(step for step in found if step is not None)
 
-    def check(self, step: int, *, content: bool = True, into: Path | None = None) -> Verdict:
+    def check(self, step: int, *, content: bool = True, into: Path | None = None, reuse: bool = False) -> Verdict:
         """Look at one checkpoint.
 
         Args:
             content: read every file and compare its hash; False compares sizes alone.
-            into: a folder that takes the files on the way, where they do not lie on this machine.
+            into: a folder that takes the files on the way, where they do not lie on this machine; with `reuse`, those
+                that lie in it already, whole, are not read from the store.
         """
         folder = self._folder(step)
         sizes = self.attempt(lambda: self.backend.names(folder), f"listing {step_name(step)}")
@@ -117,6 +120,8 @@ class Store:
         def digest(name: str) -> FileEntry:
             path = f"{folder}/{name}"
             target = None if into is None or self.backend.local(path) else into / name
+            if reuse and target and target.is_file() and (entry := hash_file(target)) == manifest.files[name]:
+                return entry
             return self.attempt(lambda: hash_blocks(self.backend.blocks(path), target), f"reading {path}")
 
         problems = manifests.verify(manifest, sizes.get, digest if content else None)
@@ -146,13 +151,13 @@ class Store:
         )
         return None if choice is None else self._found(choice, into)
 
-    def get(self, step: int, *, content: bool = True, into: Path | None = None) -> Found:
-        """Return one checkpoint.
+    def get(self, step: int, *, content: bool = True, into: Path | None = None, reuse: bool = False) -> Found:
+        """Return one checkpoint; see `check` for the arguments.
 
         Raises:
             UserError: it is not there or not valid, with every problem.
         """
-        verdict = self.check(step, content=content, into=self._target(into, step))
+        verdict = self.check(step, content=content, into=self._target(into, step), reuse=reuse)
         if verdict.manifest is None or verdict.problems:
             there = ", ".join(map(str, self.steps())) or "none"
             raise UserError(
@@ -171,12 +176,12 @@ class Store:
             return 0  # damaged: something was completed
 
     def stage(self, step: int, token: str | None = None, main: bool = True) -> "Stage":
-        """Begin a checkpoint; processes that write it together give the same `token`.
+        """Begin a checkpoint; processes that write it together, where the store can, give the same `token`.
 
         Args:
             main: whether this process finishes it and clears up.
         """
-        return Stage(self, step, token or f"{os.getpid()}-{uuid.uuid4().hex[:8]}", main)
+        return Stage(self, step, token, main)
 
     def write(
         self,
@@ -196,35 +201,9 @@ class Store:
             entries = {name: stage.put(name, source) for name, source in files.items()}
             return stage.commit(entries, state=state, decisive=decisive, world_size=world_size)
 
-    def rotate(self, keep: int, *, newest: int | None = None, best: int | None = None) -> list[int]:
-        """Delete old checkpoints beyond the `keep` newest complete ones; return their steps.
-
-        Never deleted: the best one, `newest`, and anything of a later step (another machine's, or of a time line that
-        this run went back from).
-
-        Args:
-            keep: at least 1.
-            newest: step of the one that is known to be valid, normally the one just written; found by reading where
-                it is not given.
-            best: step of the checkpoint with the best metric.
-        """
-        assert keep >= 1, keep
-        if newest is None:
-            found = self.newest()
-            if found is None:
-                return []
-            newest = found.manifest.step
-        kept, deleted = 1, []
-        for step in reversed([step for step in self.steps() if step < newest]):
-            if kept < keep and step not in self.broken and not self.check(step, content=False).problems:
-                kept += 1
-            elif step != best:  # a broken one goes too: a newer one is valid
-                self.delete(step)
-                deleted.append(step)
-        return sorted(deleted)
-
     def delete(self, step: int) -> None:
         """Delete one checkpoint; half of it never looks valid."""
+        self.guard(False)
         self.attempt(lambda: self.backend.remove(self._folder(step)), f"deleting {step_name(step)}")
 
     def clear(self) -> None:
@@ -271,9 +250,5 @@ class Store:
                 path = into / step_name(step) / name
             if path is not None:
                 files[name] = path
-        return Found(
-            manifest=choice.manifest,
-            location=f"{self.location}/{step_name(step)}",
-            skipped=choice.skipped,
-            files=files,
-        )
+        where = f"{self.location}/{step_name(step)}"
+        return Found(manifest=choice.manifest, location=where, skipped=choice.skipped, files=files)

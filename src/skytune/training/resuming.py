@@ -1,0 +1,83 @@
+"""Where a run goes on from: which checkpoint of which store, or the start; said in one line before anything is read."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError
+from .checkpoint.foreign import refuse_foreign
+from .checkpoint.manifest import step_name
+from .checkpoint.opening import locate
+from .checkpoint.store import Found, Store
+
+log = logging.getLogger(__name__)
+
+FINISHED = "finished.json"
+"""Object beside a run's checkpoints that says that the run came to its end."""
+
+Chosen = tuple[str, str, int]
+"""URL of a store, run key, step."""
+
+
+def elsewhere(place: str) -> tuple[Store, int | None]:
+    """Return the store and the step (None for the newest) that a path or URL names: a checkpoint, a run or a store.
+
+    Raises:
+        UserError: a store that holds several runs, or none.
+    """
+    found = locate(place)
+    return Store.open(found.store, found.run_key), found.step
+
+
+def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) -> Chosen | None:
+    """Return where to go on from, None to start; announce it, and what was passed over.
+
+    Args:
+        store: the run's own.
+        wanted: the config's `resume`: `auto`, `must`, `never`, a step, or a path or URL.
+        decisive: what decides this run's result; a checkpoint from elsewhere must have the same.
+        cache: a folder that takes what must be fetched from a store.
+
+    Raises:
+        UserError: `must` and there is none; none that is there is whole; it does not fit.
+    """
+    if wanted == "never" or (wanted == "auto" and is_finished(store)):
+        _start_anew(store)
+        return None
+    found: Found | None
+    if wanted.isdecimal():
+        found = store.get(int(wanted), into=cache)
+    elif wanted in ("auto", "must"):
+        found = store.newest(into=cache)
+    else:
+        store, step = elsewhere(wanted)
+        found = store.newest(into=cache) if step is None else store.get(step, into=cache)
+        if found is None:
+            raise UserError(f"resume={wanted}: holds no checkpoint")
+        refuse_foreign(found.manifest, decisive, wanted)
+    if found is None:
+        if wanted == "must":
+            raise UserError(f"resume=must: {store.location} holds no checkpoint (resume=auto starts the run)")
+        return None
+    for line in found.skipped:
+        log.warning("checkpoint passed over: %s", line)
+    step = found.manifest.step
+    log.info("resuming from step %d (%s/%s)", step, store.location, step_name(step))
+    return store.backend.url, store.run_key, step
+
+
+def is_finished(store: Store) -> bool:
+    """Return whether the run came to its end."""
+    names = store.attempt(lambda: store.backend.names(store.run_key), "looking for a finished run")
+    return FINISHED in names
+
+
+def mark_finished(store: Store) -> None:
+    """Write down that the run came to its end."""
+    store.attempt(lambda: store.backend.write(f"{store.run_key}/{FINISHED}", b"{}"), f"writing {FINISHED}")
+
+
+def _start_anew(store: Store) -> None:
+    store.attempt(lambda: store.backend.delete(f"{store.run_key}/{FINISHED}"), f"deleting {FINISHED}")
+    store.clear()

@@ -1,0 +1,34 @@
+"""Callbacks that tests put into workers to make their life harder: slow steps, and a disk that others fill."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Slow:
+    """Sleeps after every step, so that something can happen meanwhile."""
+
+    def __init__(self, seconds: float = 0.1) -> None:
+        self.seconds = seconds
+
+    def on_step_end(self, run: Any) -> None:
+        time.sleep(self.seconds)
+
+
+class Stranger:
+    """Somebody who fills the disk after one step, and after another takes away what filled it."""
+
+    def __init__(self, path: str, fill: int, clear: int) -> None:
+        self.path, self.fill, self.clear = Path(path), fill, clear
+
+    def on_step_end(self, run: Any) -> None:
+        if run.step == self.fill:
+            with self.path.open("wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(4096))
+                except OSError:
+                    os.fsync(file.fileno())
+        if run.step == self.clear:
+            self.path.unlink(missing_ok=True)

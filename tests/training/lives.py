@@ -1,0 +1,202 @@
+"""Lives of worker processes, cheap enough to take many of them: a server that has imported everything forks a process
+group for each (importing takes ten times as long as a small job), which then is `skytune.training.worker` on a job
+directory like any other. `laid` lays job directories out and reads what runs have left.
+
+    python lives.py         the server: reads `{"job": ..., "processes": ..., "output": ..., "env": {...}}` lines
+    python lives.py s3      Moto's S3 in a process of its own; prints its port
+"""
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LONGEST = 120
+"""Seconds that a life may take."""
+
+
+def serve() -> None:
+    """Fork one process group for every line on stdin; say its id, and then how it ended."""
+    import accelerate  # noqa: F401
+    import datasets  # noqa: F401
+    import s3fs  # noqa: F401
+    import transformers.models.bert.modeling_bert  # noqa: F401
+
+    import skytune.training.session
+    import skytune.training.upload
+    import skytune.training.worker  # noqa: F401
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if not child:
+            _live(order)
+        print(child, flush=True)
+        status = os.waitpid(child, 0)[1]
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    os._exit(0)  # an interpreter that has imported all this takes seconds to end
+
+
+def _live(order: dict[str, Any]) -> None:
+    """Be the worker, or the parent of several; never returns."""
+    os.setsid()
+    signal.alarm(LONGEST)  # nobody is left behind by tests that were ended
+    out = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.environ.update(order["env"])
+    size, ranks = order["processes"], []
+    os.environ["SKYTUNE_WORLD_SIZE"] = str(size)
+    if size == 1:
+        _work(order["job"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    for rank in range(size):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+            _work(order["job"])
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
+    os._exit(1 if any(codes) else 0)
+
+
+def _work(job: str) -> None:
+    from skytune.training.worker import main
+
+    code = 1
+    try:
+        code = main([job])
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+@dataclass
+class Life:
+    """One process group; `code` is there when it has ended (-9: killed)."""
+
+    server: "Lives"
+    group: int
+    path: Path
+    code: int | None = None
+
+    @property
+    def said(self) -> str:
+        """What it printed so far."""
+        return self.path.read_text() if self.path.exists() else ""
+
+    def ended(self, timeout: float = 0.0) -> bool:
+        """Wait for its end for so long."""
+        if self.code is None and self.server.readable(timeout):
+            self.code = int(self.server.line())
+        return self.code is not None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the whole group a signal; one that is gone already gets none."""
+        try:
+            os.killpg(self.group, number)
+        except ProcessLookupError:
+            pass
+
+    def freeze(self) -> bool:
+        """Stop the group where it stands, for a look at what it was doing; return whether it is there to be stopped."""
+        self.send(signal.SIGSTOP)
+        until = time.monotonic() + 10
+        while not self.ended() and time.monotonic() < until:
+            try:
+                state = Path(f"/proc/{self.group}/stat").read_text().rpartition(")")[2].split()[0]
+            except FileNotFoundError:
+                continue  # it has come to its end at this very moment
+            if state in "Tt":
+                return True
+            time.sleep(0.0005)
+        return False
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group."""
+        self.send(signal.SIGKILL)
+        assert self.ended(30)
+
+
+class Lives:
+    """The server, seen from a test."""
+
+    def __init__(self, **env: str) -> None:
+        here = str(Path(__file__).parent)
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **env}
+        variables["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [variables.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables
+        )
+        assert self.process.stdout is not None
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.process.stdout, selectors.EVENT_READ)
+        assert self.line() == "ready"
+
+    def readable(self, timeout: float) -> bool:
+        return bool(self.selector.select(timeout))
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        # Byte by byte from the file descriptor: a buffer would hide a line from `select`.
+        found = b""
+        while not found.endswith(b"\n"):
+            byte = os.read(self.process.stdout.fileno(), 1)
+            assert byte, f"the server ended with {self.process.wait(10)}"
+            found += byte
+        return found.decode().strip()
+
+    def start(self, job: Path, processes: int = 1, **env: str) -> Life:
+        """Begin a life on a job directory, emptied of what the one before had put out (as a launcher does)."""
+        shutil.rmtree(job / "outputs", ignore_errors=True)
+        (job / "preempt").unlink(missing_ok=True)
+        order = {"job": str(job), "processes": processes, "output": str(job / "output.txt"), "env": env}
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+        return Life(self, int(self.line()), job / "output.txt")
+
+    def live(self, job: Path, processes: int = 1, **env: str) -> Life:
+        """Have a whole life; `code` says how it ended."""
+        life = self.start(job, processes, **env)
+        if not life.ended(LONGEST):
+            life.kill()
+            raise AssertionError(f"not finished after {LONGEST} s:\n{life.said}")
+        return life
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def serve_s3() -> None:
+    """Serve until stdin ends."""
+    import logging
+    import threading
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
+
+    app = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+    print(server.server_port, flush=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    serve_s3() if sys.argv[1:] == ["s3"] else serve()
