@@ -187,7 +187,7 @@ def draw(arguments: argparse.Namespace) -> int:
               "held": "per_device_batch", "seeds": sorted({row["seed"] for row in rows})}  # fmt: skip
     cards = sorted({row["accelerator"] for row in rows if row.get("accelerator")})
     note = (
-        f"Measured on {', '.join(cards)}; SST-2. Times, rates and accuracies are measured; MFU and dollars are computed "
+        f"Measured on {', '.join(cards)}; SST-2. Times, rates and accuracies are measured, MFU and dollars computed "
         f"({next((row['price_source'] for row in rows if row.get('price_source')), 'no price known')}). BERT-base has "
         "random initial weights: its accuracy says nothing of the published model."
     )

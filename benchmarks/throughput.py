@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import numpy as np
 import torch
 
+from skytune.config import Precision
 from skytune.data.batches import TokenTable
-from skytune.training.flops import flops_per_row, peak_flops
+from skytune.training.flops import peak, work_of
 
 CASES: dict[str, dict[str, Any]] = {
     "published loop, fp32": {"kind": "loop", "batch": 8, "steps": 300, "warm": 50},
@@ -211,16 +212,18 @@ def ours(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float
 def one(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, Any]:
     """Run one case in this process; return its row."""
     seen = {"loop": loop, "trainer": trainer, "ours": ours}[case["kind"]](arguments, case)
-    config = model_of(arguments).config
+    work = work_of(model_of(arguments))
+    assert work is not None, "a transformer"
     table = TokenTable(long_rows()) if case.get("long") else TokenTable.open(arguments.data / "train")
+    work = work_of(model_of(arguments))
     rows_a_second = seen["steps"] * case["batch"] / seen["seconds"]
-    peak = peak_flops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-    flops = float(np.mean(flops_per_row(config, table.lengths)))
+    most = peak(torch.cuda.get_device_name(), Precision.bf16) if torch.cuda.is_available() else None
+    flops = work.of(table.lengths) / len(table.lengths)
     return {
         "batch": case["batch"],
         "samples_per_s": round(rows_a_second, 1),
         "ms_per_step": round(1e3 * seen["seconds"] / seen["steps"], 3),
-        "mfu": round(rows_a_second * flops / peak, 4) if peak else None,
+        "mfu": round(rows_a_second * flops / most, 4) if most else None,
         **({"detail": seen["result"]} if "result" in seen else {}),
     }
 

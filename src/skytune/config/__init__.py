@@ -8,7 +8,8 @@ from .data import BadRows, DataConfig, DataSource
 from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
 from .model import ModelConfig
-from .run import DebugConfig, Pipeline, Precision, RunConfig
+from .run import DebugConfig, Pipeline, RunConfig
+from .strategy import CompileConfig, CompileMode, Offload, Precision, Sharding, StrategyConfig, StrategyName
 from .training import (
     BatchConfig,
     LoaderConfig,
@@ -20,12 +21,12 @@ from .training import (
 )
 
 __all__ = [
-    "METRICS", "BadRows", "BatchConfig",
-    "BenchmarkConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig",
-    "DataSource",
+    "METRICS", "BadRows", "BatchConfig", "BenchmarkConfig", "CheckpointConfig", "CompileConfig",
+    "CompileMode", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
     "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "Held", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
-    "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
+    "Offload", "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
     "Preempted", "PriceSource", "RunConfig", "ScaleLr", "ScheduleConfig", "ScheduleName",
-    "Select", "UploadConfig", "UserError", "WorkerError", "from_dict", "to_dict",
+    "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError", "from_dict",
+    "to_dict",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from .data import DataConfig
 from .errors import ConfigError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
+from .strategy import CompileConfig, Precision, StrategyConfig
 from .tracking import TrackerConfig
 from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
 
@@ -21,14 +22,6 @@ class Pipeline(str, Enum):
     training = "training"
     evaluate = "evaluate"
     benchmark = "benchmark"
-
-
-class Precision(str, Enum):
-    """Number format of the forward and backward pass."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
 
 
 @dataclass(kw_only=True)
@@ -77,7 +70,9 @@ class RunConfig:
     """Use only the first so many batches of every evaluation split (the number of rows scored is reported)."""
 
     precision: Precision = Precision.auto
-    """`fp32`, `bf16`, or `auto` (bf16 on GPUs that have it, else fp32)."""
+    """`auto` is bf16 on GPUs that have it, else fp32. `fp32`, `tf32` (fp32 with faster, rougher matrix products),
+    `bf16`, `fp16` (with loss scaling; refused on a CPU), `fp8` (needs torchao and a GPU that has it). What the device
+    does not have falls back, says so, and is in the report."""
 
     resume: str = "auto"
     """`auto` continues an unfinished run of the same key from its newest whole checkpoint, else starts; `must` refuses
@@ -127,6 +122,12 @@ class RunConfig:
     log: LogConfig = field(default_factory=LogConfig)
     """How often progress is recorded."""
 
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    """How the training step is spread over processes."""
+
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    """Whether torch compiles the model."""
+
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     """Where the numbers of a run are shown: TensorBoard, Weights & Biases."""
 
@@ -168,8 +169,8 @@ class RunConfig:
                 "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
                 "or pipeline=evaluate to score it"
             )
-        if self.precision is Precision.bf16 and self.compute.device is Device.mps:
-            raise ConfigError("precision=bf16 is not supported on compute=mps: use precision=fp32")
+        if self.precision is Precision.fp16 and self.compute.device is Device.cpu:
+            raise ConfigError("precision=fp16 is not supported on compute=cpu: use precision=bf16 or precision=fp32")
         if self.checkpoint.metric not in {"loss", *self.eval.extra_metrics, *self.eval.metrics} and not any(
             self.checkpoint.metric.startswith(name) for name in self.eval.extra_metrics
         ):

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 UNDECISIVE = (
     "name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume", "upload", "tracker",
-    "benchmark",
+    "strategy", "compile", "benchmark",
 )  # fmt: skip
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 

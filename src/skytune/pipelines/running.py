@@ -50,7 +50,7 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     Raises:
         UserError: whatever a step names.
     """
-    refuse_missing(config.compute, config.launch)
+    refuse_missing(config)
     if config.pipeline is Pipeline.training:
         refuse_missing_trackers(config.tracker)
     config = hide(resolved(config))

@@ -19,8 +19,8 @@ DEVICES = ("compute", "processes")
 """Factors that change how many devices there are."""
 
 NUMBERS = (
-    "total_s", "train_s", "usd_total", "usd_per_1000_samples", "samples_per_s", "steady_samples_per_s", "accuracy", "f1",
-    "mfu", "loss",
+    "total_s", "train_s", "usd_total", "usd_per_1000_samples", "samples_per_s", "steady_samples_per_s", "accuracy",
+    "f1", "mfu", "loss",
 )  # fmt: skip
 
 LITTLE = 0.5

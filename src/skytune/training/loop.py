@@ -58,6 +58,7 @@ def train(
         taken = steps.take(rates)
         world.synchronize()
         seconds = (time.perf_counter() - clock) / len(rates)
+        run.skipped += taken.skipped
 
         for run.ahead, run.lr, run.loss, run.grad_norm in zip(
             reversed(range(len(rates))), rates, taken.losses, taken.norms, strict=True
@@ -68,6 +69,7 @@ def train(
             run.step += 1
             run.rows += len(rows)
             run.tokens += int(order.lengths[rows].sum())
+            run.flops += run.work.of(order.lengths[rows]) if run.work is not None else 0.0
             run.train_seconds += seconds
             run.preempted = taken.told and not run.ahead and run.step < run.total_steps
             due = validation_due(config, run, order)
