@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,8 @@ import skytune
 
 from ..config import RunConfig
 from ..config.folders import home
-from ..data.batches import TokenTable
 from ..job import JobDir, read_json
 from ..report.cost import Attempt, Cost
-from ..training.flops import flops_per_row, peak_flops
 from ..training.metrics import compute
 from ..training.outputs import read_predictions
 from .cells import Cell
@@ -108,7 +105,7 @@ def done_row(
         "samples_per_s": result.get("samples_per_s"),
         "steady_samples_per_s": steady,
         "tokens_per_s": result.get("tokens_per_s"),
-        "mfu": mfu_of(job, result, steady or result.get("samples_per_s")),
+        "mfu": mfu_of(result, steady or result.get("samples_per_s")),
         "parameters": result.get("parameters"),
         "peak_memory_bytes": result.get("peak_memory_bytes"),
         "usd_per_hour": attempts[-1].usd_per_hour if attempts else None,
@@ -176,17 +173,13 @@ def steady_rate(history: Sequence[Mapping[str, Any]]) -> float | None:
     return round((last["rows"] - first["rows"]) / seconds, 2) if seconds > 0 else None
 
 
-def mfu_of(job: JobDir, result: Mapping[str, Any], rate: float | None) -> float | None:
+def mfu_of(result: Mapping[str, Any], rate: float | None) -> float | None:
     """Return model FLOPs utilization at so many rows a second; None where the device's peak or the model's sizes are
     unknown."""
-    peak = peak_flops(str(result.get("device") or ""))
-    config, rows = job.model / "config.json", job.inputs / "train"
-    if peak is None or not config.is_file() or not rows.is_dir() or not rate:
+    flops, peak, rows = (result.get(key) for key in ("train_flops", "peak_flops", "train_rows"))
+    if not (flops and peak and rows and rate):
         return result.get("mfu")
-    flops = flops_per_row(SimpleNamespace(**read_json(config)), TokenTable.open(rows).lengths)
-    if flops is None:
-        return None
-    return round(float(np.mean(flops)) * rate / (peak * result.get("world_size", 1)), 4)
+    return round(flops / rows * rate / (peak * result.get("world_size", 1)), 4)
 
 
 def place_of(job: JobDir) -> str:

@@ -53,6 +53,8 @@ class Watch:
         """Dollars of all starts that have ended."""
         self.stopping = ""
         """Why everything is told to end."""
+        self.dearest: dict[str, float] = {}
+        """By machine, the most that a cell has cost on it: what the next one may cost, where nothing better is known."""
         self.running: dict[str, Running] = {}
         self._lock = threading.RLock()
         self._end = threading.Event()
@@ -74,7 +76,12 @@ class Watch:
             return ""
         with self._lock:
             used = self.spent + sum(running.usd(self._ahead(running)) for running in self.running.values())
-        expected = planned.usd(planned.forecast.seconds) or planned.usd(60.0) or 0.0
+        guesses = (
+            planned.usd(planned.forecast.seconds),
+            self.dearest.get(str(planned.cell.machine)),
+            planned.usd(60.0),
+        )
+        expected = next((guess for guess in guesses if guess), 0.0)
         if used + expected <= self.max_usd:
             return ""
         return (
@@ -98,6 +105,8 @@ class Watch:
         with self._lock:
             self.running.pop(running.planned.cell.name, None)
             self.spent += max(0.0, usd - running.planned.spent)
+            machine = str(running.planned.cell.machine)
+            self.dearest[machine] = max(usd, self.dearest.get(machine, 0.0))
 
     def stop(self, reason: str) -> None:
         """Ask everything that runs to save and end, and let nothing begin."""
