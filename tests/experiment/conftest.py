@@ -94,10 +94,11 @@ class RecordedLauncher:
         samples = steps * batch if written.config.max_steps else rows * written.config.epochs
         train_s = samples / (100.0 * devices)
         job.write_result({
-            "status": "completed", "world_size": devices, "device": f"cuda {self.machine.accelerator}" if devices else "cpu",
+            "status": "completed", "world_size": devices, "device": f"cuda {self.machine.accelerator}",
             "precision": "bf16", "steps": steps, "epochs": float(written.config.epochs), "train_rows": samples,
             "train_tokens": 12 * samples, "samples_per_s": samples / train_s, "tokens_per_s": 12 * samples / train_s,
-            "phases": {"start_s": 5.0, "load_s": 2.0, "train_s": train_s, "validate_s": 1.0, "predict_s": 1.0, "save_s": 0.5},
+            "phases": {"start_s": 5.0, "load_s": 2.0, "train_s": train_s, "validate_s": 1.0, "predict_s": 1.0,
+                       "save_s": 0.5},
             "versions": {"torch": "2.13.0"}, "parameters": 1000,
         })  # fmt: skip
 

@@ -54,7 +54,7 @@ class Watch:
         self.stopping = ""
         """Why everything is told to end."""
         self.dearest: dict[str, float] = {}
-        """By machine, the most that a cell has cost on it: what the next one may cost, where nothing better is known."""
+        """By machine, the most that a cell has cost on it: what the next one may cost, if nothing better is known."""
         self.running: dict[str, Running] = {}
         self._lock = threading.RLock()
         self._end = threading.Event()
