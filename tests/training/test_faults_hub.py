@@ -20,12 +20,8 @@ def hub(start_hub: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def lives(hub: Any) -> Iterator[Any]:
-    from lives import Lives
-
-    server = Lives(HF_ENDPOINT=hub.url, HF_TOKEN="hf_right", HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1")
-    yield server
-    server.close()
+def lives(hub: Any, forking: Any) -> Any:
+    return forking.within(HF_ENDPOINT=hub.url, HF_TOKEN="hf_right", HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1")
 
 
 @pytest.fixture(scope="module")

@@ -38,12 +38,8 @@ def _open_again(door: S3) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def lives(door: S3) -> Iterator[Any]:
-    from lives import Lives
-
-    server = Lives(**door.env)
-    yield server
-    server.close()
+def lives(door: S3, forking: Any) -> Any:
+    return forking.within(**door.env)
 
 
 @pytest.fixture(scope="module")
