@@ -33,6 +33,8 @@ def serve() -> None:
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
     import s3fs  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
+    import transformers.models.auto.tokenization_auto
     import transformers.models.bert.modeling_bert  # noqa: F401
 
     import skytune.training.session
