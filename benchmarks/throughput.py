@@ -30,6 +30,7 @@ from skytune.config import Precision
 from skytune.data.batches import TokenTable
 from skytune.training.flops import peak, work_of
 
+LONG = {"kind": "ours", "fast": "auto", "long": True, "buckets": 1}
 CASES: dict[str, dict[str, Any]] = {
     "published loop, fp32": {"kind": "loop", "batch": 8, "steps": 300, "warm": 50},
     "HF Trainer, bf16": {"kind": "trainer", "batch": 32, "bf16": True, "steps": 250, "warm": 50},
