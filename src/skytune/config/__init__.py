@@ -1,5 +1,6 @@
 """The room of typed configuration: one dataclass a group, validated when it is made; no Hydra needed here."""
 
+from .benchmark import BenchmarkConfig, Held, PriceSource
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .convert import from_dict, to_dict
@@ -14,17 +15,18 @@ from .training import (
     LoaderConfig,
     OptimizerConfig,
     OptimizerName,
+    ScaleLr,
     ScheduleConfig,
     ScheduleName,
 )
 
 __all__ = [
-    "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "CompileConfig",
+    "METRICS", "BadRows", "BatchConfig", "BenchmarkConfig", "CheckpointConfig", "CompileConfig",
     "CompileMode", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
-    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
+    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "Held", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
     "Offload", "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
-    "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
+    "Preempted", "PriceSource", "RunConfig", "ScaleLr", "ScheduleConfig", "ScheduleName",
     "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError", "from_dict",
     "to_dict",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .benchmark import BenchmarkConfig
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .data import DataConfig
@@ -20,6 +21,7 @@ class Pipeline(str, Enum):
 
     training = "training"
     evaluate = "evaluate"
+    benchmark = "benchmark"
 
 
 @dataclass(kw_only=True)
@@ -49,7 +51,8 @@ class RunConfig:
     """First part of the run's folder name; empty means `<model>-<data>`."""
 
     pipeline: Pipeline = Pipeline.training
-    """`training` (load, train, evaluate) or `evaluate` (score `checkpoint=PATH` without training)."""
+    """`training` (load, train, evaluate) `evaluate` (score `checkpoint=PATH` without training) or `benchmark`
+    (one training a cell of an experiment design)."""
 
     seed: int = 42
     """Decides splits, order of samples, new weights and dropout."""
@@ -134,6 +137,9 @@ class RunConfig:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     """How many processes."""
 
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    """An experiment design: what is varied, what is held constant, what it may cost."""
+
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Your own code at named moments, by name: `{_target_: package.module.Class, ...}`."""
 
@@ -156,7 +162,9 @@ class RunConfig:
             raise ConfigError(f"seed={self.seed}: must lie between 0 and 2**32 - 1")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
-        if self.pipeline is Pipeline.training and self.checkpoint.path:
+        if self.pipeline is Pipeline.benchmark and not self.benchmark.factors:
+            raise ConfigError("pipeline=benchmark needs a design: experiment=NAME, or benchmark.factors")
+        if self.pipeline is not Pipeline.evaluate and self.checkpoint.path:
             raise ConfigError(
                 "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
                 "or pipeline=evaluate to score it"
