@@ -67,6 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=lambda text: Path(text).absolute(), required=True)
     parser.add_argument("--splits", type=lambda text: Path(text).absolute(), required=True)
+    parser.add_argument("--seeds", type=int, default=0, help="compare the accuracy of the fast and the plain way")
     arguments = parser.parse_args()
     gpus = torch.cuda.device_count()
     print(f"torch {torch.__version__}, {gpus} x {torch.cuda.get_device_name(0) if gpus else 'no GPU'}")
@@ -109,13 +110,26 @@ def main() -> int:
         rest, rest_losses, _ = run(arguments, work, "rest", resume=place, **adam)
         worst = max(abs(a - b) for a, b in zip(whole_losses, rest_losses, strict=True))
         seen = f"from step {rest['resumed_from']}, at most {worst:.1e} apart, dropout on, {whole['precision']}"
-        check("a resumed run goes on exactly", rest["resumed_from"] == 15 and worst < 1e-4, seen)
+        check("a resumed run goes on exactly", rest["resumed_from"] == 15 and worst < 1e-6, seen)
+        _, again, _ = run(arguments, work, "repeated", **adam)
+        check("with dropout the same seed repeats", again == whole_losses, f"30 losses, {whole.get('steps_taken')}")
+        check("another seed differs", run(arguments, work, "seed", seed=7, **adam)[1] != whole_losses, "seed 42 and 7")
         print(f"     saves held training up {whole['save_stall_s']} s in {whole['phases']['train_s']} s")
         try:
             run(arguments, work, "many", launch={"num_processes": gpus + 1}, compute={"device": "cuda"}, max_steps=1)
             check("more processes than GPUs is refused", False, "it ran")
         except UserError as error:
             check("more processes than GPUs is refused", "no GPU of its own" in str(error), str(error).splitlines()[0])
+        found: dict[str, list[float]] = {"on": [], "off": []}
+        for seed in range(arguments.seeds):
+            for fast, seen in found.items():
+                values = {"epochs": 2, "optimizer": {"lr": 5e-5}, "seed": seed, "compute": {"fast": fast}}
+                result, _, job = run(arguments, work, f"fast-{fast}-{seed}", launch={"num_processes": 1}, **values)
+                seen.append(accuracy(job))
+                print(f"     fast={fast} seed {seed}: accuracy {seen[-1]:.4f}, {result['samples_per_s']} samples/s")
+        if arguments.seeds:
+            gap = sum(found["on"]) / arguments.seeds - sum(found["off"]) / arguments.seeds
+            check("the fast path learns as well as the plain way", abs(gap) < 0.02, f"mean accuracies {gap:+.4f} apart")
     return 0 if all(passed for _, passed, _ in checks) else 1
 
 

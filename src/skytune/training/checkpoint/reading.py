@@ -6,10 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
+from .shards import INDEX, Stored
 from .store import Found, Store
 
 if TYPE_CHECKING:
     import torch
+
+
+def open_tensors(found: Found, name: str) -> Stored:
+    """Return the tensors of `<name>`, read as they are asked for, whether one file holds them or one a process."""
+    if f"{name}.safetensors" in found.files:
+        return Stored.whole(found.files[f"{name}.safetensors"])
+    index = load_document(found, INDEX)
+    if name not in index:
+        raise UserError(f"{found.location}: holds no {name}")
+    return Stored(found.files, index[name])
 
 
 def fetch(store: Store, step: int, folder: Path) -> Found:
@@ -35,11 +46,8 @@ def fetch(store: Store, step: int, folder: Path) -> Found:
 
 
 def load_tensors(found: Found, name: str) -> dict[str, "torch.Tensor"]:
-    """Return the tensors of `<name>.safetensors`, on the CPU."""
-    from safetensors.torch import load_file
-
-    tensors: dict[str, torch.Tensor] = load_file(_file(found, f"{name}.safetensors"), device="cpu")
-    return tensors
+    """Return all tensors of `<name>`, whole, on the CPU."""
+    return dict(open_tensors(found, name))
 
 
 def load_document(found: Found, name: str) -> Any:
