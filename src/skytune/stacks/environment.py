@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..config import UserError
 from ..launch.follow import records
+from . import skypilot
 
 if TYPE_CHECKING:
     from zenml.client import Client
@@ -64,7 +65,7 @@ def connect() -> "Client":
 
             client = Client()
             _ = client.zen_store
-            _ = client.active_stack_model
+            stack = client.active_stack_model
             if fresh and os.environ["ZENML_ANALYTICS_OPT_IN"] == "false":
                 GlobalConfiguration().analytics_opt_in = False  # for the user's own `zenml` commands too
                 _skip_questions(client)
@@ -86,6 +87,7 @@ def connect() -> "Client":
 
     _keep_worker_lines()
     integration_registry.activate_integrations = lambda: None
+    skypilot.use_role(stack.name, stack.labels)
     return client
 
 
