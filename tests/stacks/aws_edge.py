@@ -5,6 +5,7 @@ Everything else goes on to moto's server as it came.
 
 import http.client
 import json
+import re
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +25,17 @@ QUOTAS = {
 PRICES = {"g5.12xlarge": 5.672, "m6i.2xlarge": 0.384}
 SPOT = {"g5.12xlarge": {"us-east-1a": 2.41, "us-east-1b": 2.30, "us-east-1c": 2.95}}
 
+S3_ACTIONS = {
+    "HEAD ": "ListBucket", "GET list-type": "ListBucket", "PUT ": "CreateBucket", "DELETE ": "DeleteBucket",
+    "GET tagging": "GetBucketTagging", "PUT tagging": "PutBucketTagging",
+    "GET publicAccessBlock": "GetBucketPublicAccessBlock", "PUT publicAccessBlock": "PutBucketPublicAccessBlock",
+    "GET encryption": "GetEncryptionConfiguration", "PUT encryption": "PutEncryptionConfiguration",
+    "GET lifecycle": "GetLifecycleConfiguration", "PUT lifecycle": "PutLifecycleConfiguration",
+    "GET versions": "ListBucketVersions", "GET uploads": "ListBucketMultipartUploads",
+    "POST delete": "DeleteObjectVersion", "POST uploads": "PutObject", "DELETE uploadId": "AbortMultipartUpload",
+}  # fmt: skip
+"""What IAM calls a request to S3: by its method and first parameter."""
+
 EXPIRED = """<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredToken</Code>
 <Message>The security token included in the request is expired</Message></Error></ErrorResponse>"""
 
@@ -38,6 +50,9 @@ class Edge:
         """Seconds by which the answer to a call is late."""
 
         self.calls: list[str] = []
+        self.actions: set[str] = set()
+        """What IAM calls them."""
+
         edge = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -68,12 +83,14 @@ class Edge:
         self.expired = self.no_prices = False
         self.slow.clear()
         self.calls.clear()
+        self.actions.clear()
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         target = headers.get("X-Amz-Target", "").rpartition(".")[2]
         form = parse_qs(body.decode(errors="replace")) if "form" in headers.get("Content-Type", "") else {}
         call = target or form.get("Action", [f"{method} {path}"])[0]
         self.calls.append(call)
+        self.actions.add(self._action(method, path, call, headers.get("Authorization", "")))
         time.sleep(self.slow.get(call, 0.0))
         if self.expired:
             return 403, {"Content-Type": "text/xml"}, EXPIRED.encode()
@@ -95,6 +112,17 @@ class Edge:
         if call == "DescribeSpotPriceHistory":
             return self._spot(form.get("InstanceType.1", [""])[0])
         return self._moto(method, path, headers, body)
+
+    def _action(self, method: str, path: str, call: str, signed: str) -> str:
+        found = re.search(r"Credential=[^/]+/\d+/[\w-]+/([\w-]+)/", signed)
+        service = found[1] if found else ""
+        if service != "s3":
+            return f"{service}:{call}"
+        first = re.split(r"[=&]", path.partition("?")[2])[0]
+        if path.partition("?")[0].count("/") > 1 and first != "uploadId":
+            return f"s3:{method.capitalize()}Object"
+        asked = f"{method} {first}"
+        return f"s3:{S3_ACTIONS.get(asked, asked)}"
 
     def _moto(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         sent = {name: value for name, value in headers.items() if name.lower() != "expect"}

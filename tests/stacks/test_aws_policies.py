@@ -1,11 +1,16 @@
 """The policy documents: nobody may do anything to everything, and machines little at all."""
 
+import json
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
+import boto3
 import pytest
 
-from skytune.stacks.aws import policies
+from skytune.stacks.aws import policies, preflight, stack
+from skytune.stacks.aws.account import Account
 from skytune.stacks.aws.names import Names
 
 NAMES = Names(stack="aws", account="123456789012", region="us-east-1")
@@ -70,3 +75,39 @@ def test_it_fits_into_what_iam_takes(kind: str) -> None:
     assert (
         len(json.dumps(ALL[kind](NAMES), separators=(",", ":"))) < 6144
     )  # a managed policy; an inline one of a role: 10240
+
+
+def test_what_the_command_calls_is_what_the_policies_allow(connect: Callable[..., Account], aws: Any) -> None:
+    account = connect()
+    own = Names(stack="aws", account=account.id, region=account.region)
+    aws.actions.clear()
+    until = time.monotonic() + 60
+    for machine in (
+        {"instance_type": "g5.12xlarge"},
+        {"image_id": f"docker:{account.id}.dkr.ecr.us-east-1.amazonaws.com/x:y"},
+    ):
+        list(preflight.examine(account, own, machine, True, until))
+    checking = set(aws.actions)
+    stack.ensure(account, own, 30, lambda _: None)
+    document = policies.trust()
+    document["Statement"][0]["Principal"] = {"Service": "lambda.amazonaws.com"}
+    boto3.client("iam").update_assume_role_policy(RoleName=own.role, PolicyDocument=json.dumps(document))
+    stack.ensure(account, own, 3, lambda _: None)
+    stack.at_rest(account, own)
+    boto3.client("s3").create_multipart_upload(Bucket=own.bucket, Key="runs/half")
+    stack.refuse(account, own, delete_data=True)
+    boto3.client("s3").put_object(Bucket=own.bucket, Key="runs/a", Body=b"x")
+    stack.remove(account, own, lambda _: None)
+
+    def allowed(*documents: dict[str, Any]) -> set[str]:
+        return {action for document in documents for each in statements(document) for action in listed(each["Action"])}
+
+    def covered(action: str, by: set[str]) -> bool:
+        return action in by or (action.startswith("ec2:Describe") and "ec2:Describe*" in by)
+
+    own_calls = {"s3:PutObject", "s3:PostObject", "sts:GetCallerIdentity"}  # this test's, and one that everybody may
+    person = allowed(policies.person(own))
+    assert not {action for action in checking - own_calls if not covered(action, person)}
+    both = person | allowed(policies.setup(own))
+    assert not {action for action in aws.actions - own_calls if not covered(action, both)}
+    assert len(aws.actions) > 40

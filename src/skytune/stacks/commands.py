@@ -113,7 +113,8 @@ def check(asked: Asked) -> int:
     if asked.spot is not None:
         base["use_spot"] = asked.spot
     own = _names(asked.name, account, asked.bucket or (found.bucket if found else file.bucket if file else None))
-    for finding in preflight.examine(account, own, base, any(base.get(key) for key in files.SIZE)):
+    until = max(started + preflight.SECONDS, time.monotonic() + preflight.LEAST_SECONDS)
+    for finding in preflight.examine(account, own, base, any(base.get(key) for key in files.SIZE), until):
         show(finding)
     return _verdict(counts, asked, started)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import UserError
-from ..launch.follow import records
 from . import skypilot
 
 if TYPE_CHECKING:
@@ -103,5 +102,6 @@ def _keep_worker_lines() -> None:
     """Have ZenML keep the workers' log lines in the step's log, which the dashboard shows."""
     from zenml.logger import ZenMLLoggingHandler
 
+    records = logging.getLogger("skytune.workers")  # `launch.follow.records`; importing launchers takes a second
     if not records.handlers:
         records.addHandler(ZenMLLoggingHandler())
