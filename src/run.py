@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent
 # library must not hide it, one with another name is found.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
-from skytune.config import ConfigError, Preempted, RunConfig, UserError  # noqa: E402
+from skytune.config import ConfigError, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
 
 if TYPE_CHECKING:
     from skytune.launch.continuing import Continued
@@ -177,6 +177,17 @@ def _refuse_launchers() -> None:
 
 
 def _run(config: RunConfig) -> int:
+    if config.pipeline is Pipeline.benchmark:
+        from skytune.experiment import make_plan
+
+        design = config.benchmark
+        plan = make_plan(config)
+        if design.dry_run:
+            print(plan.text())
+        if not (design.report_only or design.adopt):
+            plan.check()  # before ZenML is opened, and before anything runs
+        if design.dry_run:
+            return EXIT_OK
     from skytune.stacks import environment
 
     environment.prepare(SOURCE)

@@ -111,7 +111,7 @@ def test_the_last_one_wins(compose: Compose) -> None:
         ("epochs=0", "epochs=0", "at least 1"),
         ("optimizer.lr=nan", "optimizer.lr=nan", "a number"),
         ("data.labels=pos", "data.labels='pos'", "a list"),
-        ("precision=fp16", "precision='fp16'", "auto, fp32, bf16"),
+        ("precision=fp64", "precision='fp64'", "auto, fp32, tf32, bf16, fp16, fp8"),
         ("model=nope", "model=nope", "bart-base, bert-base"),
         ("debug=nope", "debug=nope", "overfit, profile, smoke"),
         ("optimizer={lr: 1}", "optimizer={'lr': 1}", "optimizer.KEY="),

@@ -40,7 +40,7 @@ def test_it_composes_by_itself_and_sets_what_it_says(file: Path, compose: Callab
     def check(found: object, wanted: object, where: str) -> None:
         if isinstance(wanted, dict):
             for key, value in wanted.items():
-                check(getattr(found, key), value, f"{where}.{key}")
+                check(found[key] if isinstance(found, dict) else getattr(found, key), value, f"{where}.{key}")
         else:
             assert found == wanted, where
 
@@ -63,6 +63,7 @@ def test_every_preset_says_what_it_is() -> None:
     assert set(found["model"]) >= {"bert-base", "distilbert", "bart-base", "minilm"}
     assert set(found["data"]) >= {"movie-reviews", "imdb-packaged", "sst2", "amazon-polarity", "files", "hub"}
     assert set(found["compute"]) >= {"auto", "cpu", "mps", "cuda"}
+    assert set(found["experiment"]) >= {"laptop", "bert-sst2", "sagemaker-study", "instances"}
     for group, entries in found.items():
         for name, about in entries.items():
             assert len(about) > 10, f"{group}/{name}"

@@ -81,7 +81,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("callbacks.mine: needs _target_", {"callbacks": {"mine": {"_target_": 3}}}),
     ("pipeline=evaluate needs checkpoint=PATH", {"pipeline": "evaluate"}),
     ("checkpoint=PATH has no effect on training", {"checkpoint": {"path": "/x"}}),
-    ("precision=bf16 is not supported on compute=mps", {"precision": "bf16", "compute": {"device": "mps"}}),
+    ("precision=fp16 is not supported on compute=cpu", {"precision": "fp16", "compute": {"device": "cpu"}}),
     ("checkpoint.metric=accuracy: not among", {"eval": {"metrics": ["f1"]}}),
 ]
 

@@ -27,18 +27,24 @@ CHANGES = {
     "schedule.name": "cosine",
     "schedule.warmup_steps": 3, "eval.every_steps": 5, "eval.metrics": ["accuracy"], "checkpoint.select": "last",
     "checkpoint.metric": "loss", "callbacks": {"a": {"_target_": "b.C"}}, "debug.overfit": True, "extra": {"my_key": 1},
-    "early_stopping.patience": 2, "ema.decay": 0.9,
+    "early_stopping.patience": 2, "ema.decay": 0.9, "schedule.scale_lr": "sqrt",
 }  # fmt: skip
 """Keys that decide what is learned, or which weights are handed on."""
 
 KEEPS = {
-    "cache": False, "plugins": ["json"], "compute.fast": "off",
+    "cache": False, "plugins": ["json"], "compute.fast": "off", "compute.usd_per_hour": 0.5,
+    "benchmark": {"factors": {"rows": [1]}, "max_usd": 1.0},
     "compute.device": "cpu", "launch.num_processes": 4, "launch.threads": 2,
     "launch.grace_seconds": 3.0, "launch.start_timeout_seconds": 20.0, "loader.num_workers": 3, "loader.prefetch": 5,
     "loader.pin_memory": False, "log.every_steps": 1, "log.every_seconds": 1.0, "batch.micro_size": 4,
     "eval.batch_size": 8, "eval.sets": {"more": "more.tsv"}, "debug.traceback": True, "debug.profile_steps": 3,
     "data.max_rows": 100, "resume": "never", "launch.stop_seconds": 5.0, "checkpoint.store": "/else/where",
     "checkpoint.every_steps": 7, "checkpoint.every_minutes": 1.0, "checkpoint.keep": 5,
+    "compile": {"mode": "on", "shapes": 4},
+    "strategy": {
+        "name": "fsdp", "wrap": "BertLayer", "sharding": "hybrid", "shard_processes": 2, "offload": "parameters",
+        "activation_checkpointing": True,
+    },
     "checkpoint.asynchronous": False, "checkpoint.stall_seconds": 1.0, "checkpoint.retry_seconds": 1.0,
     "checkpoint.on_failure": "stop", "checkpoint.lease_seconds": 1.0, "batch.auto": True,
     "upload.url": "/else/where", "upload.private": False,
@@ -81,6 +87,13 @@ def test_together_as_alone(kept: set[str], key: str) -> None:
     assert run_key(both, PRINTS) == run_key(changed(**{key: CHANGES[key]}), PRINTS)
 
 
+def test_the_reference_batch_decides_where_the_rate_follows_the_batch() -> None:
+    assert "scale_lr" not in decisive(changed())["schedule"], "keys of runs from before it stay what they were"
+    assert run_key(changed(**{"schedule.scale_reference": 8}), PRINTS) == run_key(changed(), PRINTS)
+    keys = {run_key(changed(**{"schedule.scale_lr": "linear", "schedule.scale_reference": n}), PRINTS) for n in (8, 16)}
+    assert len(keys) == 2
+
+
 def test_fingerprints_decide_too() -> None:
     keys = {run_key(changed(), prints) for prints in (PRINTS, {**PRINTS, "data": "e"}, {**PRINTS, "weights": "v"})}
     assert len(keys) == 3
@@ -101,10 +114,12 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "name", "pipeline", "checkpoint.path", "checkpoint.mode", "model.revision", "model.tokenizer", "model._target_",
         "model.args", "batch.pad_multiple", "optimizer.eps", "optimizer.momentum", "optimizer._target_",
         "optimizer.args",
-        "schedule.warmup_ratio", "schedule._target_", "schedule.args", "eval.every_epochs", "eval.extra_metrics",
+        "schedule.warmup_ratio", "schedule.scale_reference", "schedule._target_", "schedule.args",
+        "eval.every_epochs", "eval.extra_metrics",
         "early_stopping.min_delta",
     }  # fmt: skip
-    missing = [key for key in groups(to_dict(RunConfig())) if key not in known and not key.startswith("data.")]
+    whole = ("data.", "benchmark.", "strategy.", "compile.")
+    missing = [key for key in groups(to_dict(RunConfig())) if key not in known and not key.startswith(whole)]
     assert missing == [], "add each to CHANGES or to KEEPS above"
 
 

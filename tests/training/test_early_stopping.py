@@ -116,7 +116,7 @@ def test_a_run_stops_where_it_gets_no_better_also_after_a_resume(
     assert all(np.array_equal(first[name], third_model[name]) for name in first)
 
 
-def test_two_processes_stop_together_where_one_does_and_average_the_same_weights(run_job: Any) -> None:
+def test_two_processes_stop_together_where_one_does_and_average_the_same_weights(run_job: Any, forked: None) -> None:
     """Early stopping and averaged weights on two processes."""
     settings = {**WORSE, "model": {"dropout": 0.0}, "ema": {"decay": 0.5}, "checkpoint": {"metric": "loss"},
                 "optimizer": {"name": "sgd", "lr": 3.0}, "early_stopping": {"patience": 2}}  # fmt: skip

@@ -1,5 +1,5 @@
-"""How a run is resumed through the real launcher: modes, places, damage, the best weights. That nothing differs then is
-tested in `test_resume_exact.py`."""
+"""How a run is resumed: modes, places, damage, the best weights. That nothing differs then is tested in
+`test_resume_exact.py`, the same through the real launcher in `test_preempted_twice.py`."""
 
 import shutil
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
+pytestmark = pytest.mark.usefixtures("forked")
 
 EXACT = {"log": {"every_steps": 1}, "eval": {"every_epochs": 1}, "epochs": 3, "optimizer": {"lr": 1e-3}}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from skytune.config import ConfigError, OptimizerConfig, ScheduleConfig, ScheduleName
+from skytune.config import ConfigError, OptimizerConfig, ScaleLr, ScheduleConfig, ScheduleName
 from skytune.training.schedule import build_optimizer, factor, parameter_groups, set_rate
 
 
@@ -65,3 +65,17 @@ def test_rates_of_groups_keep_their_proportion() -> None:
     set_rate(optimizer, 0.05)
     set_rate(optimizer, 0.01)
     assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(0.01), pytest.approx(0.02)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)], ids=["none", "linear", "sqrt"]
+)
+def test_the_rate_follows_the_global_batch(rule: str, wanted: float) -> None:
+    config = ScheduleConfig(scale_lr=ScaleLr(rule), scale_reference=16)
+    assert config.lr_scale(64) == wanted
+    assert config.lr_scale(16) == 1.0
+
+
+def test_a_reference_batch_has_a_row() -> None:
+    with pytest.raises(ConfigError, match=r"^schedule\.scale_reference=0: must be at least 1$"):
+        ScheduleConfig(scale_reference=0)

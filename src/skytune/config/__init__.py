@@ -1,5 +1,6 @@
 """The room of typed configuration: one dataclass a group, validated when it is made; no Hydra needed here."""
 
+from .benchmark import BenchmarkConfig, Held, PriceSource
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .convert import from_dict, to_dict
@@ -7,21 +8,25 @@ from .data import BadRows, DataConfig, DataSource
 from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
 from .model import ModelConfig
-from .run import DebugConfig, Pipeline, Precision, RunConfig
+from .run import DebugConfig, Pipeline, RunConfig
+from .strategy import CompileConfig, CompileMode, Offload, Precision, Sharding, StrategyConfig, StrategyName
 from .training import (
     BatchConfig,
     LoaderConfig,
     OptimizerConfig,
     OptimizerName,
+    ScaleLr,
     ScheduleConfig,
     ScheduleName,
 )
 
 __all__ = [
-    "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
-    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
+    "METRICS", "BadRows", "BatchConfig", "BenchmarkConfig", "CheckpointConfig", "CompileConfig",
+    "CompileMode", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
+    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "Held", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
-    "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
-    "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
-    "Select", "UploadConfig", "UserError", "WorkerError", "from_dict", "to_dict",
+    "Offload", "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
+    "Preempted", "PriceSource", "RunConfig", "ScaleLr", "ScheduleConfig", "ScheduleName",
+    "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError", "from_dict",
+    "to_dict",
 ]  # fmt: skip

@@ -36,7 +36,13 @@ class ComputeConfig:
     CPU too, where it is there for tests and slower); `off` never takes it. The mathematics are the same, rounding is
     not."""
 
+    usd_per_hour: float | None = None
+    """What an hour of this machine costs, where you know it: the report then says what the run cost. A machine that is
+    rented for the run brings its own price."""
+
     def __post_init__(self) -> None:
+        if self.usd_per_hour is not None and not 0 < self.usd_per_hour < float("inf"):
+            raise ConfigError(f"compute.usd_per_hour={self.usd_per_hour:g}: must be above 0, or null (unknown)")
         self.device = Device(self.device)
         self.fast = Fast(self.fast)
 

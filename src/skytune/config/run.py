@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .benchmark import BenchmarkConfig
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .data import DataConfig
 from .errors import ConfigError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
+from .strategy import CompileConfig, Precision, StrategyConfig
 from .tracking import TrackerConfig
 from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
 
@@ -19,14 +21,7 @@ class Pipeline(str, Enum):
 
     training = "training"
     evaluate = "evaluate"
-
-
-class Precision(str, Enum):
-    """Number format of the forward and backward pass."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
+    benchmark = "benchmark"
 
 
 @dataclass(kw_only=True)
@@ -56,7 +51,8 @@ class RunConfig:
     """First part of the run's folder name; empty means `<model>-<data>`."""
 
     pipeline: Pipeline = Pipeline.training
-    """`training` (load, train, evaluate) or `evaluate` (score `checkpoint=PATH` without training)."""
+    """`training` (load, train, evaluate) `evaluate` (score `checkpoint=PATH` without training) or `benchmark`
+    (one training a cell of an experiment design)."""
 
     seed: int = 42
     """Decides splits, order of samples, new weights and dropout."""
@@ -74,7 +70,9 @@ class RunConfig:
     """Use only the first so many batches of every evaluation split (the number of rows scored is reported)."""
 
     precision: Precision = Precision.auto
-    """`fp32`, `bf16`, or `auto` (bf16 on GPUs that have it, else fp32)."""
+    """`auto` is bf16 on GPUs that have it, else fp32. `fp32`, `tf32` (fp32 with faster, rougher matrix products),
+    `bf16`, `fp16` (with loss scaling; refused on a CPU), `fp8` (needs torchao and a GPU that has it). What the device
+    does not have falls back, says so, and is in the report."""
 
     resume: str = "auto"
     """`auto` continues an unfinished run of the same key from its newest whole checkpoint, else starts; `must` refuses
@@ -124,6 +122,12 @@ class RunConfig:
     log: LogConfig = field(default_factory=LogConfig)
     """How often progress is recorded."""
 
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    """How the training step is spread over processes."""
+
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    """Whether torch compiles the model."""
+
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     """Where the numbers of a run are shown: TensorBoard, Weights & Biases."""
 
@@ -132,6 +136,9 @@ class RunConfig:
 
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     """How many processes."""
+
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    """An experiment design: what is varied, what is held constant, what it may cost."""
 
     callbacks: dict[str, Any] = field(default_factory=dict)
     """Your own code at named moments, by name: `{_target_: package.module.Class, ...}`."""
@@ -155,13 +162,15 @@ class RunConfig:
             raise ConfigError(f"seed={self.seed}: must lie between 0 and 2**32 - 1")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
-        if self.pipeline is Pipeline.training and self.checkpoint.path:
+        if self.pipeline is Pipeline.benchmark and not self.benchmark.factors:
+            raise ConfigError("pipeline=benchmark needs a design: experiment=NAME, or benchmark.factors")
+        if self.pipeline is not Pipeline.evaluate and self.checkpoint.path:
             raise ConfigError(
                 "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
                 "or pipeline=evaluate to score it"
             )
-        if self.precision is Precision.bf16 and self.compute.device is Device.mps:
-            raise ConfigError("precision=bf16 is not supported on compute=mps: use precision=fp32")
+        if self.precision is Precision.fp16 and self.compute.device is Device.cpu:
+            raise ConfigError("precision=fp16 is not supported on compute=cpu: use precision=bf16 or precision=fp32")
         if self.checkpoint.metric not in {"loss", *self.eval.extra_metrics, *self.eval.metrics} and not any(
             self.checkpoint.metric.startswith(name) for name in self.eval.extra_metrics
         ):

@@ -122,6 +122,14 @@ class ScheduleName(str, Enum):
     constant = "constant"
 
 
+class ScaleLr(str, Enum):
+    """How the learning rate follows the global batch."""
+
+    none = "none"
+    linear = "linear"
+    sqrt = "sqrt"
+
+
 @dataclass(kw_only=True)
 class ScheduleConfig:
     """The learning rate as a function of the optimizer step; the number of processes plays no part."""
@@ -134,6 +142,14 @@ class ScheduleConfig:
 
     warmup_ratio: float = 0.0
     """The same as a share of all steps; used when `warmup_steps` is 0."""
+
+    scale_lr: ScaleLr = ScaleLr.none
+    """How `optimizer.lr` follows the global batch: `linear` (times `batch.global_size / scale_reference`; for SGD:
+    Goyal et al. 2017, arXiv:1706.02677), `sqrt` (times its square root; for Adam: Malladi et al. 2022,
+    arXiv:2205.10287), or `none`."""
+
+    scale_reference: int = 32
+    """The global batch for which `optimizer.lr` is meant; used where `scale_lr` is not `none`."""
 
     _target_: str | None = None
     """Import path of a function `(step, total_steps, **args) -> factor` on the learning rate."""
@@ -148,5 +164,12 @@ class ScheduleConfig:
             raise ConfigError(f"schedule.warmup_ratio={self.warmup_ratio}: must be at least 0 and below 1")
         if self.warmup_steps and self.warmup_ratio:
             raise ConfigError("schedule.warmup_steps and schedule.warmup_ratio are both set: give one")
+        if self.scale_reference < 1:
+            raise ConfigError(f"schedule.scale_reference={self.scale_reference}: must be at least 1")
         if self.args and not self._target_:
             raise ConfigError("schedule.args has an effect only together with schedule._target_")
+
+    def lr_scale(self, global_size: int) -> float:
+        """Return the factor on `optimizer.lr` for a global batch."""
+        ratio = global_size / self.scale_reference
+        return {ScaleLr.none: 1.0, ScaleLr.linear: ratio, ScaleLr.sqrt: ratio**0.5}[self.scale_lr]

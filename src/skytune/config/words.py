@@ -24,7 +24,7 @@ def translate(text: str) -> str:
         key, equals, value = text.partition("=")
     if text == "tracker=null":
         return "tracker=none"  # without a preset the default would hold
-    if value == "null" and key in (*GLOBAL, "model", "optimizer", "schedule", "compute"):
+    if value == "null" and key in (*GLOBAL, "model", "optimizer", "schedule", "strategy", "compile", "compute"):
         return translate(f"~{key}")
     bare = key.lstrip("+~")
     if bare in GLOBAL and (equals or key[0] == "~"):

@@ -1,10 +1,12 @@
 """How many processes a machine should run, found out without importing torch where there is no GPU to ask about."""
 
 import os
+import platform
 import sys
 from pathlib import Path
 
-from ..config import ComputeConfig, Device, LaunchConfig, UserError
+from ..config import ComputeConfig, Device, LaunchConfig, RunConfig, UserError
+from ..training.refusals import refuse_precision, refuse_strategy
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Present where a GPU driver is loaded: NVIDIA, AMD, and either of them under Windows' Linux."""
@@ -19,12 +21,13 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def refuse_missing(compute: ComputeConfig, launch: LaunchConfig) -> None:
+def refuse_missing(config: RunConfig) -> None:
     """Refuse what this machine cannot run, before any data is read; the workers look again, more closely.
 
     Raises:
-        UserError: a device that is not there, or more processes than GPUs.
+        UserError: a device that is not there, more processes than GPUs, or a strategy or precision that cannot be had.
     """
+    compute, launch = config.compute, config.launch
     wanted = 1 if launch.num_processes == "auto" else int(launch.num_processes)
     if compute.device is Device.mps and sys.platform != "darwin":
         raise UserError("compute=mps: only Macs have it; use compute=cpu or compute=auto")
@@ -33,6 +36,17 @@ def refuse_missing(compute: ComputeConfig, launch: LaunchConfig) -> None:
             f"compute=cuda: {wanted} GPU{'s are' if wanted > 1 else ' is'} needed, {count_gpus()} are visible "
             "(see nvidia-smi); use compute=cpu, or a smaller launch.num_processes"
         )
+    refuse_strategy(config, processes_wanted(compute, launch), device_here(compute))
+    refuse_precision(config.precision, device_here(compute))
+
+
+def device_here(compute: ComputeConfig) -> str:
+    """Return `cuda`, `mps` or `cpu`: what a worker on this machine would compute on."""
+    if compute.device is not Device.auto:
+        return compute.device.value
+    if count_gpus():
+        return "cuda"
+    return "mps" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
 
 
 def processes_wanted(compute: ComputeConfig, launch: LaunchConfig) -> int:

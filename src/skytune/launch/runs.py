@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, UserError, to_dict
+from ..config import RunConfig, ScaleLr, UserError, to_dict
 from ..config.folders import home
 from ..job import JobDir
 
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 UNDECISIVE = (
     "name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume", "upload", "tracker",
+    "strategy", "compile", "benchmark",
 )  # fmt: skip
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
@@ -30,6 +31,8 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     # How the global batch is cut up changes rounding only.
     values["batch"] = {key: value for key, value in values["batch"].items() if key not in ("micro_size", "auto")}
     values["checkpoint"] = {key: values["checkpoint"][key] for key in ("select", "metric", "mode")}
+    if config.schedule.scale_lr is ScaleLr.none:  # keys of runs from before there was such a thing stay what they were
+        values["schedule"] = {k: v for k, v in values["schedule"].items() if not k.startswith("scale_")}
     values["debug"] = {"overfit": config.debug.overfit}
     values["eval"] = {key: value for key, value in values["eval"].items() if key not in ("batch_size", "sets")}
     return values

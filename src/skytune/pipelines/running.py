@@ -11,15 +11,21 @@ from ..config.secrets import hide
 from ..config.tracking import refuse_missing_trackers
 from ..launch.gpus import refuse_missing
 from ..report import summary
+from ..report.cost import cost_of
 from ..report.scoring import model_path, report_path, tracker_places
 from ..steps.cache import expire_lost
+from .benchmark import benchmark
 from .evaluate import evaluate
 from .training import training
 
 if TYPE_CHECKING:
     from zenml.client import Client
 
-PIPELINES: dict[Pipeline, Callable[..., Any]] = {Pipeline.training: training, Pipeline.evaluate: evaluate}
+PIPELINES: dict[Pipeline, Callable[..., Any]] = {
+    Pipeline.training: training,
+    Pipeline.evaluate: evaluate,
+    Pipeline.benchmark: benchmark,
+}
 
 EXAMPLES = [
     "python src/run.py data.max_rows=null epochs=3 launch.num_processes=2",
@@ -44,14 +50,22 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     Raises:
         UserError: whatever a step names.
     """
-    refuse_missing(config.compute, config.launch)
+    refuse_missing(config)
     if config.pipeline is Pipeline.training:
         refuse_missing_trackers(config.tracker)
     config = hide(resolved(config))
     materializers.register()
     expire_lost(client)
     run = PIPELINES[config.pipeline](to_dict(config))
-    return tell(client, config, client.get_pipeline_run(run.id))
+    finished = client.get_pipeline_run(run.id)
+    return tell_results(config, finished) if config.pipeline is Pipeline.benchmark else tell(client, config, finished)
+
+
+def tell_results(config: RunConfig, run: Any) -> Finished:
+    """Return what is to be said of a finished experiment."""
+    from ..experiment import summary as results_summary
+
+    return Finished(results_summary(config, run.steps["run_experiment"].outputs["results"][0].load()), "")
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -94,7 +108,7 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
     cached = steps["train_model" if trained else "evaluate_model"].status == "cached"
     text = summary(
         metrics=metrics["splits"]["test"],
-        training=result if trained else {},
+        training={**result, "cost": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
         model_path=place,
         dashboard=get_run_url(run),
         cached=cached,

@@ -56,11 +56,16 @@ def run_facts(training: dict[str, Any]) -> list[tuple[str, str]]:
     if training.get("world_size"):
         asked = training.get("processes_asked", "?")
         world = f"{training['world_size']} (asked for: {asked})"
+    waiting = training.get("data_wait_share")
+    precision, asked = training.get("precision"), training.get("precision_requested")
+    if asked not in (None, "auto", precision):
+        precision = f"{precision} (asked for: {asked}, which the device does not have)"
     rows = [
         ("status", training.get("status")),
         ("device", training.get("device")),
         ("world size", world),
-        ("precision", training.get("precision")),
+        ("strategy", training.get("strategy")),
+        ("precision", precision),
         ("optimizer steps", None if steps is None else f"{steps:,}" + (f" ({epochs})" if epochs else "")),
         ("global batch", batch),
         (
@@ -79,6 +84,9 @@ def run_facts(training: dict[str, Any]) -> list[tuple[str, str]]:
             if training.get("padding_share") is None
             else f"{text.percent(training['padding_share'])} of all tokens computed",
         ),
+        ("MFU", None if training.get("mfu") is None else f"{text.percent(training['mfu'])} of the devices' peak"),
+        ("waiting for data", None if waiting is None else f"{text.percent(waiting)} of the training time"),
+        ("steps skipped (overflow)", training.get("skipped_steps") or None),
         (
             "peak memory",
             None if training.get("peak_memory_bytes") is None else text.size(training["peak_memory_bytes"]),

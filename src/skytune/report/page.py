@@ -23,7 +23,7 @@ def build_report(*, title: str, training: dict[str, Any], history: list[dict[str
 
     Args:
         title: heading; any text, as every other value here: all of it is escaped.
-        training: `outputs/result.json`; empty where nothing was trained.
+        training: `outputs/result.json`, and `cost` as a line; empty where nothing was trained.
         history: records of `history.jsonl`; empty where nothing was trained.
         evaluations: what `evaluate_split` returned, by split; `test` gives the headline, else the first.
         config: the run's configuration as plain values.

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..job import JobDir, read_json
+from .cost import cost_of
 from .evaluation import evaluate_split
 from .page import build_report
 from .results import write_results
@@ -78,7 +79,7 @@ def score(
     trained = config.pipeline is Pipeline.training
     page = build_report(
         title=result.get("run_key", config.name or "evaluation"),
-        training=result if trained else {},
+        training={**result, "cost": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
         history=report.get("history", []),
         evaluations=found,
         config=to_dict(config),

@@ -27,13 +27,16 @@ def train_model(
 ]:
     """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
     from ..launch import read_predictions, train
+    from ..report.cost import cost_of
     from ..training.tracking import last_values
 
     log.info("train_model: starting the worker processes")
     sets = named_sets(validation_dataset)
-    done = train(whole_config(), train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints)
+    config = whole_config()
+    done = train(config, train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints)
     report = {"result": done.result, "history": done.history, "data": input_metadata("train_dataset", "data")}
     numbers = {key: value for key, value in done.result.items() if isinstance(value, (int, float, str))}
     best = {f"best/{key}": value for key, value in (done.result.get("best") or {}).items()}
-    log_metadata({**numbers, **last_values(done.history), **best})
+    cost = cost_of(done.result, config.compute.usd_per_hour)
+    log_metadata({**numbers, **last_values(done.history), **best, **cost.as_dict(), "cost": cost.line()})
     return ModelFolder(done.job.model), read_predictions(done.job, [*sets, "test"]), report

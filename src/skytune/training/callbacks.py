@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..job import JobDir
     from .devices import World
+    from .flops import Work
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,14 @@ class Run:
     """Tokens learned from so far, padding not counted."""
     train_seconds: float = 0.0
     """Time spent in training steps so far (validation not counted)."""
+    data_seconds: float = 0.0
+    """Part of it that this process waited for its batches."""
+    work: "Work | None" = None
+    """What a row costs; None where that cannot be read from the model."""
+    flops: float = 0.0
+    """Floating-point operations of the rows learned from so far, padding not counted; 0 where they are not known."""
+    skipped: int = 0
+    """Steps whose gradients overflowed (fp16), so that they changed no weight."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last validation."""
     validating: bool = False

@@ -1,21 +1,24 @@
 """Checkpoints of a run: when they are saved, what becomes of saves, and how a run goes on from one."""
 
 import logging
+import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import NotReachable, OnFailure, RunConfig, UserError
 from .callbacks import Callback, Run
 from .checkpoint.lease import Lease, acquire
-from .checkpoint.reading import load_tensors
+from .checkpoint.reading import fetch, open_tensors
 from .checkpoint.retry import Retry
+from .checkpoint.shard_writer import Board, ShardWriter
 from .checkpoint.store import Found, Store
 from .checkpoint.writer import Event, Failed, Writer
 from .resuming import Chosen, choose, mark_finished
 from .snapshot import Snapshot
-from .together import main_does
+from .together import all_do, main_does
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +31,9 @@ log = logging.getLogger(__name__)
 class Checkpoints(Callback):
     """Saves while training runs, and puts a run back where it stood.
 
-    Rank 0 writes. A save that fails does not end training, unless `checkpoint.on_failure` says so: it is told at once,
-    and again at the end. A run that another launch has taken over ends.
+    Rank 0 writes, or every process its part where the strategy shards the state. A save that fails does not end
+    training, unless `checkpoint.on_failure` says so: it is told at once, and again at the end. A run that another
+    launch has taken over ends.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Checkpoints(Callback):
         snapshot: Snapshot,
     ) -> None:
         self.config, self.world, self.snapshot, self.decisive = config, world, snapshot, decisive
+        self.strategy = snapshot.strategy
         self.own_store = config.checkpoint.store is None
         self.cache = default_store / ".fetched"
         retry = Retry(deadline_seconds=config.checkpoint.retry_seconds)
@@ -62,9 +67,21 @@ class Checkpoints(Callback):
             UserError: the store refuses.
         """
         main_does(self.world, lambda: self._open(launch))
+        settings = self.config.checkpoint
+        if self.strategy.sharded:
+            self.writer = ShardWriter(
+                self.store, Board(self.world.rank, self.world.size), keep=settings.keep,
+                max_wait_seconds=settings.stall_seconds, decisive=self.decisive, lease=self.lease,
+                own=self.strategy.own_files,
+            )  # fmt: skip
+        elif self.world.main:
+            self.writer = Writer(
+                self.store, keep=settings.keep, max_wait_seconds=settings.stall_seconds, decisive=self.decisive,
+                world_size=self.world.size, lease=self.lease,
+            )  # fmt: skip
 
     def _open(self, launch: str) -> None:
-        settings, expiry = self.config.checkpoint, self.config.checkpoint.lease_seconds
+        expiry = self.config.checkpoint.lease_seconds
         self.store.check_writable()
         self.lease = acquire(
             self.store, launch, expiry_seconds=expiry or None, heartbeat_seconds=expiry / 4 or None,
@@ -73,10 +90,6 @@ class Checkpoints(Callback):
         if not self.lease.atomic:
             log.warning("%s: the store cannot lock: never start this run twice at one moment", self.store.location)
         self.store.guard = self.lease.check
-        self.writer = Writer(
-            self.store, keep=settings.keep, max_wait_seconds=settings.stall_seconds, decisive=self.decisive,
-            world_size=self.world.size, lease=self.lease,
-        )  # fmt: skip
 
     def resume(self, run: Run) -> None:
         """Put the run back where its checkpoint says, and say in one line what was found.
@@ -92,7 +105,8 @@ class Checkpoints(Callback):
         if chosen is None:
             return
         url, key, step = chosen
-        found = Store.open(url, key, retry=self.store.retry).get(step, into=self.cache, reuse=True)
+        store = Store.open(url, key, retry=self.store.retry)
+        found = all_do(self.world, lambda: fetch(store, step, self.cache))
         self.snapshot.restore(run, found)
         self.saved_step = run.step
 
@@ -106,8 +120,14 @@ class Checkpoints(Callback):
         """Find out now what should not fail, or hold training up, hours later: callbacks whose state cannot be saved,
         files that are too large for the store, memory that a GPU copies into."""
         self.snapshot.callbacks.state()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        if self.writer is None and not self.strategy.together:
+            return
+        tensors, _ = self.snapshot.take()
         if self.writer is not None:
-            self.writer.prepare(self.snapshot.tensors())
+            self.writer.prepare(tensors)
 
     def on_step_end(self, run: Run) -> None:
         """Save when it is time; not before a validation of the same step, which is followed by a save."""
@@ -116,14 +136,14 @@ class Checkpoints(Callback):
             self.lease.check()
         settings = self.config.checkpoint
         minutes = (time.monotonic() - self.saved_at) / 60
-        due = (settings.every_steps and run.step % settings.every_steps == 0) or (
-            settings.every_minutes and minutes >= settings.every_minutes and not self._busy
-        )
         if run.ahead:
             return
-        if self.writer is not None and not self.prepared:
+        due = (settings.every_steps and run.step % settings.every_steps == 0) or (
+            settings.every_minutes and self._said_by_main(minutes >= settings.every_minutes and not self._busy)
+        )
+        if not self.prepared:
             self.prepared = True  # the optimizer has its state only after a step
-            self.writer.prepare(self.snapshot.tensors())
+            self._prepare()
         if run.preempted or (due and not (run.validating or run.stop)):
             self.save(run)
 
@@ -144,18 +164,40 @@ class Checkpoints(Callback):
 
     def save(self, run: Run) -> None:
         """Save the state after `run.step` (once a step); `on_run_end` waits for the last one."""
-        if self.writer is None or self.saved_step == run.step:
+        if self.saved_step == run.step or (self.writer is None and not self.strategy.together):
             return
-        self.stall_seconds += self.writer.submit(
-            run.step,
-            self.snapshot.tensors(),
-            self.snapshot.state(run),
-            documents=self.snapshot.documents(),
-            best=self.snapshot.best.steps,
-            wait=not self.config.checkpoint.asynchronous,
-            must=run.preempted or run.stop or run.step == run.total_steps,
-        )
         self.saved_step, self.saved_at = run.step, time.monotonic()
+        must, wait = run.preempted or run.stop or run.step == run.total_steps, not self.config.checkpoint.asynchronous
+        if self.strategy.sharded and not (must or wait) and not self._all_ready(run):
+            return
+        tensors, documents = self.snapshot.take()
+        if self.writer is not None:
+            self.stall_seconds += self.writer.submit(
+                run.step, tensors, self.snapshot.state(run), documents=documents, best=self.snapshot.best.steps,
+                wait=wait, must=must,
+            )  # fmt: skip
+
+    def _all_ready(self, run: Run) -> bool:
+        """Return whether no process is busy with an earlier save (collective); else all of them skip this one."""
+        assert self.writer is not None
+        started = time.perf_counter()
+        if self._sum(float(not self.writer.ready())) == 0:
+            return True
+        self.stall_seconds += self.writer.skip(run.step, started)
+        return False
+
+    def _said_by_main(self, wish: bool) -> bool:
+        """Return rank 0's wish on every process that saves; their clocks differ."""
+        if self.world.size == 1 or not self.strategy.together:
+            return wish
+        return self._sum(float(wish and self.world.main)) > 0
+
+    def _sum(self, value: float) -> float:
+        if self.world.size == 1:
+            return value
+        import torch
+
+        return float(self.strategy.reduce_sum(torch.tensor(value, device=self.world.device)).item())
 
     @property
     def _busy(self) -> bool:
@@ -173,7 +215,7 @@ class Checkpoints(Callback):
         """Return the best step whose weights can be had (rank 0)."""
         while self.snapshot.best.best is not None and (step := self.snapshot.best.best["step"]) != present:
             try:
-                self.fetched = self.store.get(step, into=self.cache)
+                self.fetched = fetch(self.store, step, self.cache)
                 return int(step)
             except UserError as error:
                 self.failure = f"the best weights, of step {step}, cannot be handed on: {error}"
@@ -184,16 +226,16 @@ class Checkpoints(Callback):
                     self.snapshot.best.forget(other)
         return present
 
-    def weights(self, step: int) -> dict[str, "torch.Tensor"]:
-        """Return the weights that one checkpoint hands on, on any process: the averaged ones where there are any."""
-        found = self.fetched
-        if found is None or found.manifest.step != step:
-            found = self.store.get(step, into=self.cache, reuse=True)
-        return {**load_tensors(found, "model"), **(load_tensors(found, "ema") if self.snapshot.ema is not None else {})}
+    def weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
+        """Return the weights that one checkpoint hands on: the averaged ones where there are any (collective)."""
+        mine = self.fetched
+        found = all_do(self.world, lambda: mine if mine is not None else fetch(self.store, step, self.cache))
+        model = open_tensors(found, "model")
+        return model if self.snapshot.ema is None else model.under(open_tensors(found, "ema"))
 
     def finish(self) -> None:
         """Mark the run as finished; the run folder's own checkpoints have done their work and go."""
-        if self.writer is None:
+        if not self.world.main:
             return
         try:
             self.store.guard(True)
@@ -205,7 +247,7 @@ class Checkpoints(Callback):
 
     def close(self) -> None:
         """Give the lease back."""
-        if self.world.main:
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one process a machine
             shutil.rmtree(self.cache, ignore_errors=True)
         if self.lease is not None:
             self.lease.release()
@@ -228,6 +270,8 @@ class Checkpoints(Callback):
                 log.warning("CHECKPOINT NOT SAVED, %s%s", self.failure, "" if ended else "; training goes on")
             else:
                 self.failure = ""
+                if not self.world.main:
+                    continue
                 log.info(
                     "checkpoint: step %d saved (%.0f MB in %.1f s, training held up %.2f s)",
                     event.step, event.bytes / 1e6, event.seconds, event.stall_seconds,

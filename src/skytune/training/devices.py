@@ -1,5 +1,6 @@
 """Which device this process computes on, in which number format, and how all processes find each other."""
 
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -9,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import Device, Precision, RunConfig, UserError
+from .precision import ability, resolve, set_matmul
+from .refusals import refuse_strategy
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,9 @@ class World:
     size: int
     device: torch.device
     precision: Precision
+    """The one that is really used."""
+    requested: Precision = Precision.auto
+    """The one that the config asks for."""
 
     @property
     def main(self) -> bool:
@@ -63,20 +71,6 @@ def choose_device(wanted: Device) -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def choose_precision(wanted: Precision, device: str) -> Precision:
-    """Return the precision that is really used: `auto` is bf16 on CUDA devices that have it, fp32 elsewhere.
-
-    Raises:
-        UserError: bf16 on a device without it.
-    """
-    has_bf16 = device == "cpu" or (device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False))
-    if wanted is Precision.auto:
-        return Precision.bf16 if device == "cuda" and has_bf16 else Precision.fp32
-    if wanted is Precision.bf16 and not has_bf16:
-        raise UserError(f"precision=bf16: this {device} device does not have it; use precision=fp32")
-    return wanted
-
-
 def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", World]:
     """Join the other processes (those of torchrun's environment) and return Accelerate's handle and our place.
 
@@ -100,22 +94,27 @@ def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", World]:
         )
     if device == "mps" and came_up > 1:
         raise UserError(f"launch.num_processes={came_up}: an MPS device serves one process; use 1, or compute=cpu")
-    precision = choose_precision(config.precision, device)
+    refuse_strategy(config, came_up, device)
+    precision = resolve(config.precision, ability(device, local_rank if device == "cuda" else None))
+    if precision.note:
+        log.warning("%s", precision.note)
+    set_matmul(precision.effective)
     # Whatever the person's own Accelerate settings put into the environment, ours is what the config says.
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
     options: list[Any] = [InitProcessGroupKwargs(timeout=timedelta(seconds=config.launch.start_timeout_seconds))]
     start = time.monotonic()
     try:
-        accelerator = Accelerator(
-            cpu=device == "cpu",
-            mixed_precision="bf16" if precision is Precision.bf16 else "no",
-            kwargs_handlers=options,
-        )
+        # The precision is the strategy's: Accelerate's wrapper of `forward` is lost whenever a model is unwrapped.
+        accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", kwargs_handlers=options)
     except RuntimeError as error:
         raise UserError(
             f"the {came_up} worker processes did not find each other within {time.monotonic() - start:.0f} s: {error}"
         ) from error
     if accelerator.num_processes != came_up:
         raise UserError(f"{came_up} worker processes were started, but Accelerate runs {accelerator.num_processes}")
-    return accelerator, World(accelerator.process_index, accelerator.num_processes, accelerator.device, precision)
+    place = accelerator.device
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device())
+    world = World(accelerator.process_index, accelerator.num_processes, place, precision.effective, precision.requested)
+    return accelerator, world

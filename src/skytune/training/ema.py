@@ -12,6 +12,7 @@ import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from .callbacks import Callback, Run
+from .checkpoint.shards import local_piece, region
 
 
 class Ema(Callback):
@@ -68,7 +69,8 @@ class Ema(Callback):
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Go on from a checkpoint's average, bit for bit."""
         for name, average in self.named.items():
-            average.copy_(tensors[name])
+            piece = local_piece(average)
+            piece.tensor.copy_(region(tensors, name, piece))
 
     def _exchange(self) -> None:
         with torch.no_grad():

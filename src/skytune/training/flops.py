@@ -1,66 +1,125 @@
-"""How much arithmetic training needs, and how much a device can do: model FLOPs utilization (MFU) is their ratio.
+"""How much arithmetic training does, counted from the model, and what share of the device's peak that is (MFU).
 
-Counted is what the model must do on real tokens, padding and recomputation not: 6 operations a token for every weight
-of the layers' matrix products (2 forward, 4 backward; Kaplan et al. 2020, arXiv:2001.08361, section 2.1) and
-12 x layers x width x n^2 for the attention of a sequence of n tokens (Chowdhery et al. 2022, arXiv:2204.02311,
-appendix B). Embeddings and the head are left out: they are look-ups, and one row a sequence.
+A matrix of P numbers costs 2 P floating-point operations a token forward and 4 P backward, so 6 P (Kaplan et al. 2020,
+arXiv:2001.08361, section 2.1). Attention adds, for a row of n tokens, 4 n^2 d forward in every layer (two products of
+n x n x d) and twice that backward, so 12 n^2 d (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, counts the same);
+half of it where a token sees only those before it. Padding is not work, nor is what activation checkpointing computes
+a second time: MFU is about useful arithmetic.
 """
 
-from typing import Any
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-PEAK_TFLOPS = {
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "A10G": 70.0,
-    "A10": 125.0,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "V100": 125.0,
-    "T4": 65.0,
-}
-"""Dense 16-bit tensor-core rate in TFLOP/s by a part of the card's name (the first that fits): NVIDIA's datasheets; for
-the A10G, which has none, AWS's figure for g5 instances."""
+from ..config import Precision
+from .strategy.blocks import find_blocks
+
+if TYPE_CHECKING:
+    from .callbacks import Run
 
 
-def layer_weights(config: Any) -> int | None:
-    """Return the weights in the matrix products of a transformer's layers, None for a model that names no sizes."""
-    width = getattr(config, "hidden_size", None) or getattr(config, "dim", None)
-    layers = getattr(config, "num_hidden_layers", None) or getattr(config, "n_layers", None)
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", None)
-    if not (width and layers and inner):
-        return None
-    heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", 1)
-    grouped = getattr(config, "num_key_value_heads", None) or heads
-    head = getattr(config, "head_dim", None) or width // heads
-    attention = 2 * width * head * heads + 2 * width * head * grouped
-    gated = getattr(config, "hidden_act", "") == "silu"
-    return int(layers * (attention + (3 if gated else 2) * width * inner))
+@dataclass(frozen=True)
+class Work:
+    """What one row of n tokens costs, forward and backward: `token * n + square * n**2 + row`."""
+
+    token: float
+    """FLOPs a token: the matrices of the blocks."""
+
+    square: float
+    """FLOPs a pair of tokens of one row: attention."""
+
+    row: float
+    """FLOPs a row: pooler and classifier, which see one vector of it."""
+
+    def of(self, lengths: np.ndarray) -> float:
+        """Return the FLOPs of rows with so many tokens (padding not counted)."""
+        n = np.asarray(lengths, dtype=np.float64)
+        return float(self.token * n.sum() + self.square * (n * n).sum() + self.row * len(n))
 
 
-def flops_per_row(config: Any, lengths: np.ndarray) -> np.ndarray | None:
-    """Return the operations of one training step on every row, float64 [rows]; None where the sizes are unknown.
+def work_of(model: torch.nn.Module) -> Work | None:
+    """Count a transformer's work; None where it cannot be read from its configuration.
 
-    Args:
-        config: a transformers configuration.
-        lengths: tokens of every row, padding not counted.
+    Call it before the model is wrapped or cut up.
     """
-    weights = layer_weights(config)
-    if weights is None:
+    config, blocks = getattr(model, "config", None), find_blocks(model)
+    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+    if config is None or width is None or not blocks:
         return None
-    width = getattr(config, "hidden_size", None) or config.dim
-    layers = getattr(config, "num_hidden_layers", None) or config.n_layers
-    tokens = np.asarray(lengths, dtype=np.float64)
-    return 6.0 * weights * tokens + 12.0 * layers * width * tokens**2
+    inside = {id(m) for block in blocks for m in block.modules()}
+    embeddings = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+    token = row = 0
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if p.ndim == 2 and id(p) not in embeddings]
+        if id(module) in inside:
+            token += sum(p.numel() for p in own)
+        else:
+            row += sum(p.numel() for p in own)
+    heads = getattr(config, "num_attention_heads", None)
+    size = getattr(config, "head_dim", None)
+    inner = heads * size if heads and size else width
+    # A decoder of an encoder-decoder attends twice: to itself, and to the encoder's output.
+    encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    causal = not encoder_decoder and _is_causal(model, config)
+    decoders = sum(hasattr(block, "encoder_attn") or hasattr(block, "encoder_attention") for block in blocks)
+    layers = (len(blocks) - decoders) + (1.5 * decoders if encoder_decoder else decoders)
+    return Work(6.0 * token, 12.0 * layers * inner * (0.5 if causal else 1.0), 6.0 * row)
 
 
-def peak_flops(device: str) -> float | None:
-    """Return a device's 16-bit rate in operations a second by its name, None for one that is not in the table."""
-    for name, rate in PEAK_TFLOPS.items():
-        if name in device:
-            return rate * 1e12
+def _is_causal(model: torch.nn.Module, config: Any) -> bool:
+    if getattr(config, "is_decoder", False):
+        return True
+    return any(getattr(module, "is_causal", False) is True for module in model.modules())
+
+
+PEAKS: list[tuple[str, dict[str, float]]] = [
+    ("GB200", {"bf16": 2500e12, "tf32": 1250e12, "fp8": 5000e12, "fp32": 80e12}),
+    ("B200", {"bf16": 2250e12, "tf32": 1125e12, "fp8": 4500e12, "fp32": 75e12}),
+    ("H100 PCIe", {"bf16": 756e12, "tf32": 378e12, "fp8": 1513e12, "fp32": 51e12}),
+    ("H100 NVL", {"bf16": 835e12, "tf32": 417e12, "fp8": 1671e12, "fp32": 60e12}),
+    ("H100", {"bf16": 989.4e12, "tf32": 494.7e12, "fp8": 1978.9e12, "fp32": 66.9e12}),
+    ("H200", {"bf16": 989.4e12, "tf32": 494.7e12, "fp8": 1978.9e12, "fp32": 66.9e12}),
+    ("A100", {"bf16": 312e12, "tf32": 156e12, "fp32": 19.5e12}),
+    ("L40S", {"bf16": 362e12, "tf32": 183e12, "fp8": 733e12, "fp32": 91.6e12}),
+    ("L4", {"bf16": 121e12, "tf32": 60e12, "fp8": 242e12, "fp32": 30.3e12}),
+    ("A10G", {"bf16": 70e12, "tf32": 35e12, "fp32": 31.2e12}),
+    ("T4", {"fp16": 65e12, "fp32": 8.1e12}),
+    ("V100", {"fp16": 125e12, "fp32": 15.7e12}),
+]
+"""Dense peaks in FLOP/s by a part of the device's name, the most particular first; fp16 is as fast as bf16.
+
+Source: NVIDIA's data sheets (Blackwell, H100, H200, A100, L40S, L4, T4, V100; half of the figures that they give "with
+sparsity") and, for the A10G, AWS's page on G5 instances."""
+
+
+def peak(device: str, precision: Precision) -> float | None:
+    """Return a device's dense peak in FLOP/s in a precision; None where it is not known (every CPU)."""
+    for name, peaks in PEAKS:
+        if re.search(rf"\b{re.escape(name)}\b", device):
+            wanted = precision.value
+            return peaks.get(wanted) or (peaks.get("bf16") if wanted == "fp16" else None)
     return None
+
+
+def utilization(flops: float, seconds: float, devices: int, of: float | None) -> float | None:
+    """Return the share of the devices' peak (MFU); None where either is unknown."""
+    if not flops or of is None or seconds <= 0:
+        return None
+    return flops / seconds / devices / of
+
+
+def efficiency(run: "Run") -> dict[str, Any]:
+    """Return how well the devices were used so far: for `result.json`."""
+    seconds, world = run.train_seconds, run.world
+    of = peak(world.describe(), world.precision)
+    share = utilization(run.flops, seconds, world.size, of)
+    return {
+        "train_flops": run.flops or None,
+        "peak_flops": of,
+        "mfu": None if share is None else round(share, 4),
+        "data_wait_share": round(run.data_seconds / seconds, 4) if seconds > 0 else None,
+        "skipped_steps": run.skipped,
+    }

@@ -32,6 +32,7 @@ def train(
     """
     config, world, model = run.config, run.world, strategy.module
     rate = factor(config.schedule, run.total_steps)
+    peak = config.optimizer.lr * config.schedule.lr_scale(config.batch.global_size)
     # A callback of the user's may look at the weights after every step; ours do not look while there are newer ones.
     most = 1 if config.callbacks else steps.most
     model.train()
@@ -53,10 +54,11 @@ def train(
         run.epoch = where.epoch
         if where.index == 0:
             callbacks("on_epoch_start", run)
-        rates = [config.optimizer.lr * rate(step) for step in steps_ahead(config, run, order, most)]
+        rates = [peak * rate(step) for step in steps_ahead(config, run, order, most)]
         taken = steps.take(rates)
         world.synchronize()
         seconds = (time.perf_counter() - clock) / len(rates)
+        run.skipped += taken.skipped
 
         for run.ahead, run.lr, run.loss, run.grad_norm in zip(
             reversed(range(len(rates))), rates, taken.losses, taken.norms, strict=True
@@ -67,6 +69,7 @@ def train(
             run.step += 1
             run.rows += len(rows)
             run.tokens += int(order.lengths[rows].sum())
+            run.flops += run.work.of(order.lengths[rows]) if run.work is not None else 0.0
             run.train_seconds += seconds
             run.preempted = taken.told and not run.ahead and run.step < run.total_steps
             due = validation_due(config, run, order)

@@ -5,6 +5,9 @@ in the same batch, with the same padding, however many processes there are, and 
 Where memory runs out, a batch is computed in parts, with the padding of the whole.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import torch
 
@@ -12,6 +15,8 @@ from ..config import UserError
 from ..data.batches import TokenTable
 from .devices import World
 from .memory import AtOnce, half, ran_out, release
+
+Autocast = Callable[[], AbstractContextManager[None]]
 
 
 def eval_batches(lengths: np.ndarray, batch_size: int, limit: int | None) -> list[np.ndarray]:
@@ -35,6 +40,7 @@ def predict(
     multiple: int = 8,
     at_once: AtOnce | None = None,
     lockstep: bool = False,
+    autocast: Autocast = nullcontext,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (rows int64 [n] ascending, logits float32 [n, classes]) on every process.
 
@@ -42,6 +48,7 @@ def predict(
 
     Args:
         at_once: how many rows of a batch fit into memory; found out, and remembered there, where it is less than all.
+        autocast: the context of every forward pass: the strategy's precision.
         lockstep: whether the model's forward needs all processes: none may then call it more often than its peers.
 
     Raises:
@@ -57,7 +64,7 @@ def predict(
         mine = start + world.rank
         batch = batches[mine] if mine < len(batches) else batches[-1]
         tensors = {name: tensor for name, tensor in table.batch(batch, multiple).items() if name != "labels"}
-        found = _logits(model, tensors, len(batch), world.device, at_once, lockstep)
+        found = _logits(model, tensors, len(batch), world.device, at_once, lockstep, autocast)
         if mine < len(batches):
             rows.append(batch)
             logits.append(found)
@@ -74,13 +81,15 @@ def _logits(
     device: torch.device,
     at_once: AtOnce,
     lockstep: bool,
+    autocast: Autocast,
 ) -> np.ndarray:
     """Return the logits of one batch, float32 [count, classes], computed in as many parts as memory asks for."""
     parts: list[np.ndarray] = []
     done = 0
     while done < count:
         rows = min(at_once.rows, count - done)
-        part = _attempt(model, {name: tensor[done : done + rows] for name, tensor in tensors.items()}, rows, device)
+        cut = {name: tensor[done : done + rows] for name, tensor in tensors.items()}
+        part = _attempt(model, cut, rows, device, autocast)
         if part is not None:
             parts.append(part)
             done += rows
@@ -97,11 +106,12 @@ def _logits(
 
 
 def _attempt(
-    model: torch.nn.Module, tensors: dict[str, torch.Tensor], rows: int, device: torch.device
+    model: torch.nn.Module, tensors: dict[str, torch.Tensor], rows: int, device: torch.device, autocast: Autocast
 ) -> np.ndarray | None:
     """Return the logits of some rows, None where memory ran out."""
     try:
-        found = logits_of(model(**{name: tensor.to(device) for name, tensor in tensors.items()}))
+        with autocast():
+            found = logits_of(model(**{name: tensor.to(device) for name, tensor in tensors.items()}))
         if found.ndim != 2 or len(found) != rows:
             raise UserError(f"the model returned logits of shape {list(found.shape)} for {rows} rows")
         return found.float().cpu().numpy()

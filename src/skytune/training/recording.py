@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config import RunConfig, Select, UserError
 from .callbacks import Callback, Run
+from .flops import peak, utilization
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class History(Callback):
     """
 
     def __init__(self) -> None:
-        self._mark = (0, 0, 0.0)
+        self._mark = (0, 0, 0.0, 0.0, 0.0)
         self._path: Path | None = None
         self._behind = False
         """Whether the file lacks records."""
@@ -35,7 +36,7 @@ class History(Callback):
     def restore(self, run: Run, records: list[dict[str, Any]]) -> None:
         """Go on from a checkpoint's records."""
         self.records = records
-        self._mark = (run.rows, run.tokens, run.train_seconds)
+        self._mark = _totals(run)
 
     def on_run_start(self, run: Run) -> None:
         """Begin the file, with what was recorded before."""
@@ -48,8 +49,10 @@ class History(Callback):
         """Write a step's record; rates are means since the record before."""
         if self._path is None or not (run.step % run.config.log.every_steps == 0 or run.step == run.total_steps):
             return
-        rows, tokens, seconds = self._mark
+        rows, tokens, seconds, flops, waited = self._mark
         span = max(run.train_seconds - seconds, 1e-9)
+        world = run.world
+        mfu = utilization(run.flops - flops, span, world.size, peak(world.describe(), world.precision))
         self._write(
             kind="step",
             step=run.step,
@@ -61,9 +64,12 @@ class History(Callback):
             tokens=run.tokens,
             samples_per_s=round((run.rows - rows) / span, 2),
             tokens_per_s=round((run.tokens - tokens) / span, 1),
+            mfu=None if mfu is None else round(mfu, 4),
+            data_wait_share=round((run.data_seconds - waited) / span, 4),
+            peak_memory_bytes=world.peak_memory_bytes(),
             elapsed_s=round(run.train_seconds, 3),
         )
-        self._mark = (run.rows, run.tokens, run.train_seconds)
+        self._mark = _totals(run)
 
     def on_validation_end(self, run: Run) -> None:
         """Write a validation's record."""
@@ -115,6 +121,10 @@ class History(Callback):
 def _put(path: Path, records: list[dict[str, Any]], mode: str) -> None:
     with path.open(mode, encoding="utf-8") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def _totals(run: Run) -> tuple[int, int, float, float, float]:
+    return run.rows, run.tokens, run.train_seconds, run.flops, run.data_seconds
 
 
 class BestWeights(Callback):

@@ -9,9 +9,11 @@ from typing import Any
 from ..config import RunConfig
 from .callbacks import Callbacks, Run
 from .checkpointing import Checkpoints
+from .flops import efficiency
 from .order import SampleOrder
 from .recording import BestWeights
 from .steps import Steps
+from .strategy import size
 
 
 class Phases:
@@ -60,6 +62,7 @@ class Trained:
             "micro_batch": run.micro_batch,
             "accumulation": -(-config.batch.global_size // (run.world.size * run.micro_batch)),
             "out_of_memory": run.out_of_memory,
+            **efficiency(run),
             "select": config.checkpoint.select.value,
             "best": self.best.best,
             "train_rows": run.rows,
@@ -67,8 +70,9 @@ class Trained:
             "padding_share": self._padding_share(),
             "samples_per_s": round(run.rows / seconds, 2),
             "tokens_per_s": round(run.tokens / seconds, 1),
-            "parameters": sum(p.numel() for p in parameters),
-            "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            **efficiency(run),
+            "parameters": sum(size(p) for p in parameters),
+            "trainable_parameters": sum(size(p) for p in parameters if p.requires_grad),
         }
 
     def _padding_share(self) -> float:

@@ -67,12 +67,16 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 
 def build_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer over the model's trainable parameters (fused AdamW on CUDA and CPU)."""
-    groups = parameter_groups(model, config.weight_decay)
+    return optimizer_over(config, parameter_groups(model, config.weight_decay))
+
+
+def optimizer_over(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return the optimizer over parameter groups."""
     if config._target_:
         return instantiate(config._target_, {"lr": config.lr, **config.args}, groups, key="optimizer._target_")
     if config.name is OptimizerName.sgd:
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
-    devices = {p.device.type for p in model.parameters()}
+    devices = {p.device.type for group in groups for p in group["params"]}
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=devices <= {"cuda", "cpu"}
     )

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,13 @@ from ..data.batches import TokenTable
 from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
 from .checkpointing import Checkpoints
+from .compiling import bounded
 from .devices import World, join
 from .early_stopping import EarlyStopping
 from .ema import Ema
+from .export import refuse_partial, shapes_of
 from .fast.opening import open_steps
+from .flops import Work, work_of
 from .inputs import check_vocabulary, labels_of, open_model, open_tables
 from .loop import total_steps, train
 from .memory import AtOnce, explained, micro_batch
@@ -32,9 +36,8 @@ from .progress import Progress
 from .recording import BestWeights, History
 from .remembering import refuse_empty_start, remember
 from .results import Phases, Trained
-from .schedule import build_optimizer
 from .snapshot import Snapshot
-from .strategy import Replicated, Strategy
+from .strategy import Strategy, build_strategy
 from .tracking import Tracking
 from .upload import Upload
 from .versions import versions
@@ -56,20 +59,25 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     with phases.time("load_s"), explained("the model was opened"):
         accelerator, world = join(config, asked)
         tables = open_tables(jobdir, job)
+        config = bounded(config, max(int(table.lengths.max(initial=1)) for table in tables.values()))
+        job = replace(job, config=config)
         model = open_model(jobdir, job)
         check_vocabulary(model, tables)
-        strategy = Replicated(accelerator)
+        shapes, work = shapes_of(model), work_of(model)
+        strategy = build_strategy(config, world)
         if job.kind == "train":
             strategy.prepare(model)
         else:
-            strategy.module = model.to(world.device)
+            strategy.place(model)
     at_once = AtOnce(config.eval.batch_size)
-    trained = _train(jobdir, job, world, strategy, tables, phases, at_once, started) if job.kind == "train" else None
+    trained = None
+    if job.kind == "train":
+        trained = _train(jobdir, job, world, strategy, tables, phases, at_once, work, started)
     status = "preempted" if trained is not None and trained.run.preempted else "completed"
     if status == "completed":
-        if trained is not None and world.main:
+        if trained is not None:
             with phases.time("save_s"):
-                _save(jobdir, job, strategy)
+                _save(jobdir, job, world, strategy, shapes)
         with phases.time("predict_s"):
             _predict(jobdir, job, world, strategy, tables, at_once)
         if trained is not None:
@@ -81,7 +89,9 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
                 "world_size": world.size,
                 "processes_asked": config.launch.num_processes,
                 "device": world.describe(),
+                "strategy": strategy.name,
                 "precision": world.precision.value,
+                "precision_requested": world.requested.value,
                 "peak_memory_bytes": world.peak_memory_bytes(),
                 "phases": phases.seconds,
                 "versions": versions(),
@@ -92,6 +102,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         if status == "completed":
             trained.checkpoints.finish()
         trained.checkpoints.close()
+    strategy.close()
     accelerator.end_training()
 
 
@@ -103,6 +114,7 @@ def _train(
     tables: dict[str, TokenTable],
     phases: Phases,
     at_once: AtOnce,
+    work: Work | None,
     started: float,
 ) -> Trained:
     """Train and leave the selected weights in the strategy's model, or none where the run was told to end before."""
@@ -115,13 +127,13 @@ def _train(
         bucket_batches=config.batch.bucket_batches,
         limit=config.limit_train_batches,
     )
-    optimizer = build_optimizer(config.optimizer, strategy.module)
-    strategy.attach(optimizer)
+    optimizer = strategy.make_optimizer(config.optimizer)
     run = Run(
         config=config,
         job=jobdir,
         world=world,
-        model=strategy.export(),
+        model=strategy.model,
+        work=work,
         total_steps=total_steps(config, order),
         steps_per_epoch=order.steps_per_epoch,
         micro_batch=micro_batch(config.batch.global_size, config.batch.micro_size, world.size),
@@ -131,13 +143,13 @@ def _train(
     best, history = BestWeights(config), History()
     ema = Ema(config.ema.decay, run.model) if config.ema.decay else None
     callbacks = _callbacks(config, history, best, ema, Tracking(job, history))
-    snapshot = Snapshot(strategy, optimizer, best, history, callbacks, ema)
+    snapshot = Snapshot(strategy, best, history, callbacks, ema)
     checkpoints = Checkpoints(config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, snapshot)
     checkpoints.open(launch=os.environ.get("SKYTUNE_LAUNCH") or str(os.getpid()))
     checkpoints.resume(run)
     refuse_empty_start(run.model, run.resumed_from, config.model.name)
     if world.main:
-        remember(checkpoints.store, jobdir, job, run.model)
+        remember(checkpoints.store, jobdir, jobdir.read_job(), run.model)  # as it was written: lengths not bounded
     callbacks.append("checkpoints", checkpoints)
     notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.grace_seconds)
     notice.listen()
@@ -199,6 +211,7 @@ def _predict_split(
             multiple=config.batch.pad_multiple,
             at_once=at_once,
             lockstep=alone is None,
+            autocast=strategy.autocast,
         )
 
 
@@ -213,11 +226,15 @@ def _predict(
             log.info("predicted %d rows of '%s'", len(rows), name)
 
 
-def _save(jobdir: JobDir, job: Job, strategy: Strategy) -> None:
+def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]]) -> None:
     """Write the model under a temporary name, then put it in its place."""
     from .. import models
 
+    model = strategy.export()
+    if model is None or not world.main:
+        return
+    refuse_partial(model, shapes)
     temporary = jobdir.model.with_name(".model.part")
     tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None
-    models.save_model(strategy.export(), temporary, tokenizer)
+    models.save_model(model, temporary, tokenizer)
     temporary.replace(jobdir.model)

@@ -1,8 +1,8 @@
 """What a checkpoint holds of a run: everything that another process needs to go on exactly, taken and put back.
 
-    model, optimizer, ema        tensors; random numbers are functions of (seed, step, rank) and need no file
-    optimizer, history           documents
-    state                        small JSON in the manifest: position, totals, best metrics, callbacks
+model, optimizer, ema        tensors; random numbers are functions of (seed, step, rank) and need no file
+optimizer, history           documents
+state                        small JSON in the manifest: position, totals, best metrics, callbacks
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from .callbacks import Callbacks, Run
 from .checkpoint.copies import Tensors
-from .checkpoint.optimizer import flatten_optimizer, restore_optimizer
-from .checkpoint.reading import load_document, load_tensors
+from .checkpoint.reading import load_document, open_tensors
 from .checkpoint.store import Found
 from .ema import Ema
 from .recording import BestWeights, History
 
 if TYPE_CHECKING:
-    import torch
-
     from .strategy import Strategy
 
-TOTALS = ("step", "rows", "tokens", "epoch", "metrics", "train_seconds", "stop", "out_of_memory", "validation_owed")
+TOTALS = (
+    "step", "rows", "tokens", "epoch", "metrics", "train_seconds", "data_seconds", "flops", "skipped", "stop",
+    "out_of_memory", "validation_owed",
+)  # fmt: skip
 """Fields of `Run` that go on from where they stood."""
 
 
@@ -30,20 +30,21 @@ class Snapshot:
     """The parts of a run that have a state."""
 
     strategy: "Strategy"
-    optimizer: "torch.optim.Optimizer"
     best: BestWeights
     history: History
     callbacks: Callbacks
     ema: Ema | None
 
-    def tensors(self) -> Tensors:
-        """Return the tensors where they are, by file; the optimizer has its own only after a step."""
-        files = {"model": self.strategy.state(), "optimizer": flatten_optimizer(self.optimizer)[0]}
-        return {**files, "ema": self.ema.tensors()} if self.ema is not None else files
+    def take(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return the tensors where they are and JSON values, by file (collective where the strategy's state is).
 
-    def documents(self) -> dict[str, Any]:
-        """Return JSON values, by file."""
-        return {"optimizer": flatten_optimizer(self.optimizer)[1], "history": self.history.records}
+        The optimizer has tensors of its own only after a step.
+        """
+        weights, (tensors, values) = self.strategy.state(), self.strategy.optimizer_state()
+        files = {"model": weights, "optimizer": tensors}
+        if self.ema is not None:
+            files["ema"] = self.ema.tensors()
+        return files, {"optimizer": values, "history": self.history.records}
 
     def state(self, run: Run) -> dict[str, Any]:
         """Return what goes into the manifest."""
@@ -53,6 +54,7 @@ class Snapshot:
             "ranking": self.best.ranking,
             "callbacks": self.callbacks.state(),
             "spent": run.spent(),
+            "scaling": self.strategy.scaling(),
         }
 
     def restore(self, run: Run, found: Found) -> None:
@@ -61,11 +63,12 @@ class Snapshot:
         Raises:
             UserError: the checkpoint does not fit.
         """
-        self.strategy.load(load_tensors(found, "model"))
-        restore_optimizer(self.optimizer, load_tensors(found, "optimizer"), load_document(found, "optimizer"))
+        self.strategy.load(open_tensors(found, "model"))
+        self.strategy.load_optimizer(open_tensors(found, "optimizer"), load_document(found, "optimizer"))
         if self.ema is not None:
-            self.ema.restore(load_tensors(found, "ema"))
+            self.ema.restore(open_tensors(found, "ema"))
         state = found.manifest.state
+        self.strategy.load_scaling(state.get("scaling"))
         for name in TOTALS:  # a version before this one may not have known all of them
             setattr(run, name, state.get(name, getattr(run, name)))
         run.resumed_from, run.earlier = run.step, state.get("spent", {})

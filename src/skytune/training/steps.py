@@ -1,6 +1,7 @@
 """Taking optimizer steps: the plain way, one at a time, and what the loop needs of any other way."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,10 @@ class Taken:
 
     told: bool
     """Whether a process was told to end."""
+
+    skipped: int = 0
+    """Steps whose gradients overflowed (fp16) and were thrown away. They count as steps: their rows were used, and
+    position and learning rate stay functions of one number."""
 
 
 class Steps(Protocol):
@@ -93,8 +98,8 @@ class EagerSteps:
             return Taken([mean], [None], told > 0)  # the weights stay what they were
         self.attempts.finish()
         norm = strategy.clip(run.config.optimizer.clip_norm)
-        strategy.step()
-        return Taken([mean], [None if norm is None else float(norm)], told > 0)
+        done = strategy.step()
+        return Taken([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
 
     def _gradients(self, batches: Iterator[Item]) -> torch.Tensor:
         """Add the gradients of this process's share of one global batch; return its part of the loss (a scalar).
@@ -103,10 +108,19 @@ class EagerSteps:
         """
         device = self.run.world.device
         loss = torch.zeros((), device=device)
-        for micro, tensors in batches:
+        for micro, tensors in self._waited(batches):
             with self.strategy.micro_step(micro.last):
                 here = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-                part = loss_of(self.strategy.module(**here)) * micro.weight
+                with self.strategy.autocast():
+                    part = loss_of(self.strategy.module(**here)) * micro.weight
                 self.strategy.backward(part)
             loss += part.detach()
         return loss
+
+    def _waited(self, batches: Iterator[Item]) -> Iterator[Item]:
+        """Yield the micro-batches; the time until each is there is time spent waiting for data."""
+        clock = time.perf_counter()
+        for item in batches:
+            self.run.data_seconds += time.perf_counter() - clock
+            yield item
+            clock = time.perf_counter()

@@ -20,17 +20,63 @@ def flatten_optimizer(optimizer: "torch.optim.Optimizer") -> tuple[dict[str, "to
     Raises:
         UserError: the state holds something that is neither a tensor nor plain.
     """
-    kind = type(optimizer).__name__
-    state = optimizer.state_dict()
+    shapes = [list(parameter.shape) for parameter in _parameters(optimizer)]
+    return flatten_state(type(optimizer).__name__, optimizer.state_dict(), shapes)
+
+
+def flatten_state(
+    kind: str, state: Mapping[str, Any], shapes: list[list[int]]
+) -> tuple[dict[str, "torch.Tensor"], dict[str, Any]]:
+    """Return the same of a state dict.
+
+    Args:
+        kind: name of the optimizer's class.
+        state: `state` by parameter number, and `param_groups`; states of other processes' parameters may be missing.
+        shapes: of all parameters, in the order of their numbers.
+    """
     tensors: dict[str, torch.Tensor] = {}
     groups = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
     return tensors, {
         "optimizer": kind,
         "params": [group["params"] for group in state["param_groups"]],
-        "shapes": [list(parameter.shape) for parameter in _parameters(optimizer)],
+        "shapes": shapes,
         "groups": _encode(groups, f"{kind}.group", tensors),
         "state": _encode(state["state"], f"{kind}.state", tensors),
     }
+
+
+def join_states(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what `flatten_state` returned beside the tensors as one, from processes that each hold some of it."""
+    state: dict[int, Any] = {}
+    for part in parts:
+        for number, item in part["state"]["dict"]:
+            state.setdefault(number, item)
+    return {**parts[0], "state": {"dict": [[number, state[number]] for number in sorted(state)]}}
+
+
+def state_names(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of the parameter that every stored tensor belongs to, by the tensor's name."""
+    found: dict[str, int] = {}
+
+    def walk(value: Any, number: int) -> None:
+        if not isinstance(value, dict):
+            return
+        ((kind, content),) = value.items()
+        if kind == "tensor":
+            found[content] = number
+        else:
+            for item in content:
+                walk(item[1] if kind == "dict" else item, number)
+
+    for number, item in values["state"]["dict"]:
+        walk(item, number)
+    return found
+
+
+def restored_state(tensors: Mapping[str, "torch.Tensor"], values: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the state by parameter number of a flattened state."""
+    state: dict[int, Any] = _decode(values["state"], tensors)
+    return state
 
 
 def restore_optimizer(
@@ -53,7 +99,7 @@ def restore_optimizer(
     groups = _decode(values["groups"], tensors)
     for group, numbers in zip(groups, values["params"], strict=True):
         group["params"] = numbers
-    state = _decode(values["state"], tensors)
+    state = restored_state(tensors, values)
     try:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except ValueError as error:  # other parameter groups

@@ -1,22 +1,53 @@
 """From the files of a checkpoint back to what was saved in it."""
 
+import fcntl
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
-from .store import Found
+from .shards import INDEX, Stored
+from .store import Found, Store
 
 if TYPE_CHECKING:
     import torch
 
 
-def load_tensors(found: Found, name: str) -> dict[str, "torch.Tensor"]:
-    """Return the tensors of `<name>.safetensors`, on the CPU."""
-    from safetensors.torch import load_file
+def open_tensors(found: Found, name: str) -> Stored:
+    """Return the tensors of `<name>`, read as they are asked for, whether one file holds them or one a process."""
+    if f"{name}.safetensors" in found.files:
+        return Stored.whole(found.files[f"{name}.safetensors"])
+    index = load_document(found, INDEX)
+    if name not in index:
+        raise UserError(f"{found.location}: holds no {name}")
+    return Stored(found.files, index[name])
 
-    tensors: dict[str, torch.Tensor] = load_file(_file(found, f"{name}.safetensors"), device="cpu")
-    return tensors
+
+def fetch(store: Store, step: int, folder: Path) -> Found:
+    """Return one checkpoint with its files on this machine: where they lie, or in `folder` (a subfolder of its step).
+
+    All processes of a machine may ask at once and for the same folder: the first one reads what is missing from the
+    store, the others wait for it and then check the files for themselves.
+
+    Raises:
+        UserError: the checkpoint is not there, or not valid.
+    """
+    if store.backend.local("") is not None:
+        return store.get(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError:
+            pass  # a file system without locks: every process reads for itself, and files appear as a whole
+        return store.get(step, into=folder, reuse=True)
+
+
+def load_tensors(found: Found, name: str) -> dict[str, "torch.Tensor"]:
+    """Return all tensors of `<name>`, whole, on the CPU."""
+    return dict(open_tensors(found, name))
 
 
 def load_document(found: Found, name: str) -> Any:

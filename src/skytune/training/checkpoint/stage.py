@@ -31,13 +31,13 @@ class Stage:
     is asked: a process that was frozen while another one took the run over must not mix its files into the other's.
     """
 
-    def __init__(self, store: "Store", step: int, token: str | None = None) -> None:
+    def __init__(self, store: "Store", step: int, token: str | None = None, main: bool = True) -> None:
         if token is not None and not store.backend.shared:
             raise UserError(
                 f"{store.location}: one commit is one process's, so {step_name(step)} cannot be written by several "
                 "processes together; use another checkpoint.store (a folder or s3://)"
             )
-        self.store, self.step = store, step
+        self.store, self.step, self.main = store, step, main
         self.folder = f"{store.run_key}/{step_name(step)}"
         there = store.check(step, content=False)
         whole = there.manifest is not None and not there.problems and step not in store.broken
@@ -52,7 +52,8 @@ class Stage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        shutil.rmtree(self.workspace, ignore_errors=True)
+        if self.main:  # the folder of several processes is that of the one which finishes
+            shutil.rmtree(self.workspace, ignore_errors=True)
 
     def put(self, name: str, source: Source) -> FileEntry:
         """Write one file and return its size and hash."""

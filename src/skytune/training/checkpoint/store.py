@@ -1,8 +1,8 @@
 """A run's checkpoints in a store: list, write, find the newest valid one. Tries again what passes by itself.
 
-    <store>/<run key>/step-00001200/model.safetensors ... manifest.json
-    <store>/<run key>/completed.json    the last completed step: a run that lost everything never starts at 0 in silence
-    <store>/<run key>/lease.json        who may write (see `lease`)
+<store>/<run key>/step-00001200/model.safetensors ... manifest.json
+<store>/<run key>/completed.json    the last completed step: a run that lost everything never starts at 0 in silence
+<store>/<run key>/lease.json        who may write (see `lease`)
 """
 
 import json
@@ -175,9 +175,13 @@ class Store:
         except (ValueError, KeyError, TypeError):
             return 0  # damaged: something was completed
 
-    def stage(self, step: int, token: str | None = None) -> "Stage":
-        """Begin a checkpoint; processes that write it together, where the store can, give the same `token`."""
-        return Stage(self, step, token)
+    def stage(self, step: int, token: str | None = None, main: bool = True) -> "Stage":
+        """Begin a checkpoint; processes that write it together, where the store can, give the same `token`.
+
+        Args:
+            main: whether this process finishes it and clears up.
+        """
+        return Stage(self, step, token, main)
 
     def write(
         self,

@@ -152,12 +152,8 @@ class Writer:
             must: never skip this one.
         """
         started = time.perf_counter()
-        if not self._turn(None if must or wait else self.max_wait):
-            assert self._current is not None
-            running, spent = started - self._current.started, time.perf_counter() - started
-            message = f"skipped: the save of step {self._current.step} is still running after {running + spent:.0f} s"
-            self._report(Failed(step=step, message=message, seconds=spent, skipped=True))
-            return spent
+        if not self.ready(must=must or wait):
+            return self.skip(step, started)
         save = _Save(
             step=step, tensors=self._copies.take(tensors), best=tuple(best), started=started,
             documents={name: json.dumps(value).encode() for name, value in (documents or {}).items()},
@@ -187,16 +183,26 @@ class Writer:
             self._report(Failed(step=self._current.step, message=f"not finished after {spent:.0f} s", seconds=spent))
         return self.poll()
 
-    def _turn(self, patience: float | None) -> bool:
-        """Wait until the running save is done; return False where it is not, and its callers have waited enough."""
+    def skip(self, step: int, started: float) -> float:
+        """Report that a step is not saved because the save before it still runs; return the seconds since `started`."""
+        spent, message = time.perf_counter() - started, "skipped: another process is still saving"
+        if self._current is not None and not self._current.done.is_set():
+            running = time.perf_counter() - self._current.started
+            message = f"skipped: the save of step {self._current.step} is still running after {running:.0f} s"
+        self._report(Failed(step=step, message=message, seconds=spent, skipped=True))
+        return spent
+
+    def ready(self, *, must: bool = False) -> bool:
+        """Wait until the running save is done; return False where it is not, and its callers have waited enough.
+
+        Args:
+            must: wait however long it takes.
+        """
         current = self._current
         if current is None or current.done.is_set():
             return True
         begun = time.perf_counter()
-        if patience is None or patience == float("inf"):
-            left = None
-        else:
-            left = max(0.0, patience - current.waited)
+        left = None if must or self.max_wait == float("inf") else max(0.0, self.max_wait - current.waited)
         done = current.done.wait(left)
         current.waited += time.perf_counter() - begun
         return done
@@ -214,10 +220,7 @@ class Writer:
         try:
             if self.lease is not None:
                 self.lease.check(look=True)
-            files: dict[str, Source] = {f"{name}.safetensors": _saver(named) for name, named in save.tensors.items()}
-            files.update({f"{name}.json": data for name, data in save.documents.items()})
-            manifest = self.store.write(save.step, files, **save.arguments)
-            event = self._saved(save, manifest)
+            event = self._saved(save, self._write(save))
         except BaseException as error:
             if not isinstance(error, UserError):
                 log.exception("saving step %d", save.step)
@@ -228,10 +231,18 @@ class Writer:
         save.tensors.clear()
         save.done.set()
 
+    def _write(self, save: _Save) -> Manifest:
+        files: dict[str, Source] = {f"{name}.safetensors": saver(named) for name, named in save.tensors.items()}
+        files.update({f"{name}.json": data for name, data in save.documents.items()})
+        return self.store.write(save.step, files, **save.arguments)
+
+    def _rotate(self, save: _Save) -> list[int]:
+        return rotate(self.store, self.keep, newest=save.step, best=save.best)
+
     def _saved(self, save: _Save, manifest: Manifest) -> Saved:
         seconds, rotated, warning = time.perf_counter() - save.started, [], ""
         try:
-            rotated = rotate(self.store, self.keep, newest=save.step, best=save.best)
+            rotated = self._rotate(save)
         except UserError as error:
             warning = str(error)
         return Saved(
@@ -240,7 +251,9 @@ class Writer:
         )  # fmt: skip
 
 
-def _saver(tensors: Mapping[str, "torch.Tensor"]) -> Callable[[Path], None]:
+def saver(tensors: Mapping[str, "torch.Tensor"]) -> Callable[[Path], None]:
+    """Return a function that writes tensors as a safetensors file."""
+
     def save(path: Path) -> None:
         from safetensors.torch import save_file
 

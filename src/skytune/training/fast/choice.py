@@ -5,9 +5,10 @@ import importlib.util
 import torch
 from torch import nn
 
-from ...config import Precision, RunConfig
+from ...config import CompileMode, Precision, RunConfig, StrategyName
 from ...data.batches import Ragged, TokenTable
 from ..devices import World
+from ..refusals import chosen
 from . import models
 
 COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels"}
@@ -15,7 +16,11 @@ COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels"}
 
 
 def why_not(
-    config: RunConfig, world: World, model: nn.Module, optimizer: torch.optim.Optimizer, table: TokenTable
+    config: RunConfig,
+    world: World,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    table: TokenTable,
 ) -> str:
     """Return why the fast path does not apply, as the end of a sentence; empty if it does."""
     if world.device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -24,6 +29,13 @@ def why_not(
         return f"it does not run on {world.device.type}"
     if world.precision not in (Precision.bf16, Precision.fp32):
         return f"precision {world.precision.value} is not one of its own"
+    strategy = chosen(config, world.size)
+    if strategy not in (StrategyName.single, StrategyName.ddp):
+        return f"strategy={strategy.value} spreads the step in its own way"
+    if config.strategy.activation_checkpointing or config.strategy.find_unused_parameters:
+        return "strategy.activation_checkpointing and strategy.find_unused_parameters are not there"
+    if config.compile.mode is not CompileMode.off:
+        return "compile.mode asks for torch.compile"
     if type(optimizer) is not torch.optim.AdamW:
         return f"the optimizer is {type(optimizer).__name__}, not AdamW"
     if any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups):

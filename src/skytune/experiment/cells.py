@@ -1,0 +1,203 @@
+"""The cells of a design: every combination of levels that is not excluded, times every seed, each a whole
+configuration of its own."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..config import BenchmarkConfig, ConfigError, Held, Pipeline, RunConfig, from_dict, to_dict
+from ..config.docs import field_type
+from ..launch.gpus import processes_wanted
+from ..launch.runs import slug
+from .machines import LOCAL, Machine, machine_of
+
+KEYS = {
+    "rows": "data.max_rows", "processes": "launch.num_processes", "model": "model.name", "strategy": "strategy.name",
+    "precision": "precision", "batch": "batch.global_size", "lr": "optimizer.lr", "scale_lr": "schedule.scale_lr",
+    "fast": "compute.fast",
+}  # fmt: skip
+"""The key that a factor sets; other factors are keys themselves."""
+
+COMPUTE = "compute"
+
+ASIDE = ("name", "pipeline", "cache", "plugins", "log", "tracker", "upload", "resume", "benchmark", "debug")
+"""Keys of the configuration that do not make another cell."""
+
+MOST = 1000
+"""A design with more cells than this is a mistake."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of an experiment."""
+
+    name: str
+    """Factors, levels and seed, and a hash of all that makes the cell: `processes-2_seed-1-3f2a9c41`."""
+
+    levels: Mapping[str, Any]
+    """Level by factor, as text or number."""
+
+    seed: int
+    machine: Machine
+    devices: int
+    """Processes that train, over all nodes."""
+
+    config: RunConfig
+    """What to train; its seed is the cell's."""
+
+    @property
+    def label(self) -> str:
+        """The levels in a few words."""
+        return ", ".join(f"{factor} {level}" for factor, level in self.levels.items()) or "the one cell"
+
+    @property
+    def samples(self) -> int | None:
+        """Rows that training will have seen, None where the size of the data decides."""
+        if self.config.max_steps:
+            return self.config.max_steps * self.config.batch.global_size
+        rows = self.config.data.max_rows
+        return None if rows is None else rows * self.config.epochs
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps, None where the size of the data decides."""
+        if self.config.max_steps:
+            return self.config.max_steps
+        rows = self.config.data.max_rows
+        return None if rows is None else self.config.epochs * -(-rows // self.config.batch.global_size)
+
+
+def cells_of(config: RunConfig) -> list[Cell]:
+    """Return the cells of `config.benchmark`, in the order of the design, seeds last.
+
+    Raises:
+        ConfigError: a factor, level or instance that there is not; a combination that no run could have; no cell left.
+    """
+    design = config.benchmark
+    found: dict[str, Cell] = {}
+    factors = [[_level(name, level) for level in levels] for name, levels in design.factors.items()]
+    for name, levels in zip(design.factors, factors, strict=True):
+        labels = [label for label, _ in levels]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"benchmark.factors.{name}: the level {twice} is there twice")
+    if len(design.seeds) * _product(len(levels) for levels in factors) > 10 * MOST:
+        raise ConfigError(f"benchmark.factors: more than {MOST} cells; take fewer levels")
+    for combination in itertools.product(*factors):
+        chosen = dict(zip(design.factors, (label for label, _ in combination), strict=True))
+        keys = [keys for _, keys in combination]
+        for seed in design.seeds:
+            if not _excluded(design, {**chosen, "seed": seed}):
+                cell = _cell(config, chosen, keys, seed)
+                found[cell.name] = cell
+    if not found:
+        raise ConfigError("benchmark.exclude leaves no cell of the design")
+    if len(found) > MOST:
+        raise ConfigError(f"benchmark.factors: {len(found)} cells, more than {MOST}; take fewer levels")
+    return list(found.values())
+
+
+def _level(factor: str, level: Any) -> tuple[Any, dict[str, Any]]:
+    """Return a level's label, and the keys that it sets."""
+    if isinstance(level, dict):
+        values = {str(key): value for key, value in level.items() if key != "label"}
+        label = level.get("label") or ", ".join(f"{key}={value}" for key, value in values.items())
+        return label, {KEYS.get(key, key): _number(value) for key, value in values.items()}
+    if factor == COMPUTE:
+        return str(level), {COMPUTE: level}
+    if isinstance(level, list):
+        raise ConfigError(f"benchmark.factors.{factor}: a level is a value or a group of keys, not a list: {level}")
+    if factor in KEYS:
+        _known(f"benchmark.factors.{factor}", KEYS[factor])
+    else:
+        _known(f"benchmark.factors.{factor}", factor)
+    number = _number(level)
+    return ("all" if level is None else number), {KEYS.get(factor, factor): number}
+
+
+def _known(said: str, key: str) -> None:
+    try:
+        field_type(key)
+    except ConfigError as error:
+        allowed = ", ".join([COMPUTE, *KEYS])
+        raise ConfigError(f"{said}: no such factor: {error}; factors are {allowed}, or keys") from error
+
+
+def _number(level: Any) -> Any:
+    """Return `10k` as 10000 and `1M` as 1000000; anything else as it is."""
+    short = re.fullmatch(r"(\d+(?:\.\d+)?)([kM])", level) if isinstance(level, str) else None
+    return round(float(short[1]) * {"k": 1e3, "M": 1e6}[short[2]]) if short else level
+
+
+def _excluded(design: BenchmarkConfig, levels: Mapping[str, Any]) -> bool:
+    def fits(level: Any, wanted: Any) -> bool:
+        wanted = wanted if isinstance(wanted, list) else [wanted]
+        return any(level == _number(one) or str(level) == str(one) for one in wanted)
+
+    return any(all(fits(levels[name], wanted) for name, wanted in entry.items()) for entry in design.exclude)
+
+
+def _cell(base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], seed: int) -> Cell:
+    design = base.benchmark
+    values = to_dict(replace(base, benchmark=BenchmarkConfig(), pipeline=Pipeline.training))
+    merged = {key: value for group in keys for key, value in group.items()}
+    machine = machine_of(merged.pop(COMPUTE, LOCAL), design.machines)
+    for key, value in merged.items():
+        _put(values, key, value)
+    values["seed"] = seed
+    where = ", ".join(f"{name} {label}" for name, label in labels.items())
+    try:
+        config = from_dict(RunConfig, values)
+        if machine.local:
+            devices = processes_wanted(config.compute, config.launch)
+        else:
+            devices = machine.devices * machine.nodes
+            config = _on(config, machine)
+        config = _held(config, design.held, devices)
+    except ConfigError as error:
+        raise ConfigError(f"benchmark, cell {where}: {error}") from error
+    counted = {key: value for key, value in to_dict(config).items() if key not in ASIDE}
+    counted["launch"] = {key: counted["launch"][key] for key in ("num_processes", "threads")}
+    del counted["compute"]["usd_per_hour"]
+    text = json.dumps([counted, str(machine), base.seed], sort_keys=True)
+    told = "_".join(f"{slug(name)}-{slug(str(label))}" for name, label in {**labels, "seed": seed}.items())
+    name = f"{told[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return Cell(name=name, levels=labels, seed=seed, machine=machine, devices=devices, config=config)
+
+
+def _held(config: RunConfig, held: Held, devices: int) -> RunConfig:
+    """Return the configuration with what is held constant seen to."""
+    if held is Held.steps and not config.max_steps:
+        raise ConfigError("benchmark.held=steps needs max_steps")
+    if held is Held.per_device_batch and devices > 1:
+        batch = config.batch
+        return replace(config, batch=replace(batch, global_size=batch.global_size * devices))
+    return config
+
+
+def _on(config: RunConfig, machine: Machine) -> RunConfig:
+    """Return the configuration for a machine that is brought up for the cell, as far as `compute` has keys for it."""
+    wanted: dict[str, Any] = {"instance_type": machine.instance, "num_nodes": machine.nodes, "use_spot": machine.spot}
+    there = {key: value for key, value in wanted.items() if hasattr(config.compute, key)}
+    return replace(config, compute=replace(config.compute, **there)) if there else config
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        inner = values.get(part)
+        if not isinstance(inner, dict):
+            raise ConfigError(f"benchmark.factors: no such key: {key}")
+        values = inner
+    values[last] = value
+
+
+def _product(counts: Any) -> int:
+    total = 1
+    for count in counts:
+        total *= count
+    return total

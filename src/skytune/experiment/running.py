@@ -1,0 +1,225 @@
+"""Runs the cells of an experiment: at most `benchmark.parallel` at once, each in a job directory of its own, each
+written down as soon as it has ended. What is finished is never run again; what was killed goes on
+from its checkpoint."""
+
+import functools
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from importlib import import_module
+from threading import Lock
+from typing import Any
+
+from .. import data
+from ..config import NotReachable, Preempted, RunConfig, UserError, to_dict
+from ..config.folders import home
+from ..job import JobDir
+from ..launch import Launcher, LocalLauncher, train
+from ..report.cost import Cost, dollars
+from ..report.text import duration
+from .attempts import attempts_of
+from .cells import Cell
+from .machines import Machine
+from .plan import Plan, Planned, Prices, asked, make_plan
+from .rows import SPLIT, done_row, ended_row
+from .store import FINISHED, ResultsStore
+from .watching import Running, Watch, Watched
+
+log = logging.getLogger(__name__)
+
+Launchers = Callable[[Machine], Launcher]
+
+
+def run_experiment(
+    config: RunConfig, launchers: Launchers | None = None, prices: Prices | None = None
+) -> list[dict[str, Any]]:
+    """Run the cells that have no result yet; return the rows of all that have one, in the design's order.
+
+    Args:
+        launchers: where a machine's worker processes run; see `launcher_of` if not given.
+        prices: see `make_plan`.
+
+    Raises:
+        ConfigError: a bad design; more than the budget.
+        UserError: data or a machine's launcher cannot be had; another process runs this experiment.
+        Preempted: told to end; the same command goes on.
+    """
+    prices = functools.cache(prices or asked(config))
+    plan = make_plan(config, prices=prices)
+    plan.check()
+    with ResultsStore(plan.name).claimed() as store:
+        plan = make_plan(config, store, prices)  # what another process has finished meanwhile
+        _forget_stale(plan, store)
+        plan = make_plan(config, store, prices)
+        find = launchers or launcher_of
+        for machine in {planned.cell.machine for planned in plan.todo}:
+            find(machine)
+        log.info(
+            "experiment %s: %d of %d cells to run; results in %s",
+            plan.name,
+            len(plan.todo),
+            len(plan.cells),
+            store.path,
+        )
+        with Watch(store, config.benchmark.max_usd, plan.spent) as watch:
+            Runner(plan, store, watch, find).run()
+    return stored_rows(plan, store)
+
+
+def stored_rows(plan: Plan, store: ResultsStore) -> list[dict[str, Any]]:
+    """Return the rows that are there, in the design's order."""
+    found = store.read()
+    return [found[planned.cell.name] for planned in plan.cells if planned.cell.name in found]
+
+
+def launcher_of(machine: Machine) -> Launcher:
+    """Return the launcher of a machine: this one's, or SkyPilot's.
+
+    Raises:
+        UserError: this version has none that brings machines.
+    """
+    if machine.local:
+        return LocalLauncher()
+    try:
+        return import_module("skytune.launch.skypilot").SkyPilotLauncher()
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise UserError(
+            f"benchmark.factors.compute={machine}: this version brings no machines up; run the cell there by hand and "
+            "take it in with benchmark.adopt=CELL:JOB, or benchmark.dry_run=true"
+        ) from error
+
+
+class Runner:
+    """The cells that have to be run, and what they share: prepared data."""
+
+    def __init__(self, plan: Plan, store: ResultsStore, watch: Watch, launchers: Launchers) -> None:
+        self.plan, self.store, self.watch, self.launchers = plan, store, watch, launchers
+        self._data: OrderedDict[str, data.Prepared] = OrderedDict()
+        self._lock = Lock()
+        self._done = 0
+
+    def run(self) -> None:
+        """Run all cells that have to be run."""
+        todo, parallel = self.plan.todo, self.plan.config.benchmark.parallel
+        if parallel == 1:  # in this very thread, where signals arrive
+            for planned in todo:
+                self._cell(planned)
+            return
+        with ThreadPoolExecutor(parallel, thread_name_prefix="cell") as pool:
+            futures = [pool.submit(self._cell, planned) for planned in todo]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException as error:
+                for future in futures:
+                    future.cancel()
+                self.watch.stop(
+                    "interrupted" if isinstance(error, KeyboardInterrupt) else "another cell ended everything"
+                )
+                raise
+
+    def _cell(self, planned: Planned) -> None:
+        """Run a cell; a row is what comes out, whatever happens, but for an interrupt."""
+        cell = planned.cell
+        refusal = self.watch.refuses(planned)
+        if refusal:
+            self._write(planned, ended_row(self.plan.name, cell, "stopped", refusal, self._attempts(planned, None)))
+            return
+        prepared = self._prepared(cell)
+        running = self.watch.begin(planned)
+        named = replace(cell.config, name=f"{self.plan.name}-{cell.name.rpartition('-')[2]}")
+        ended, row = "interrupted", None
+        try:
+            launcher = Watched(self.launchers(cell.machine), lambda job: _begun(running, job))
+            outcome = train(named, prepared.train, {SPLIT: prepared.validation}, prepared.tokenizer, launcher=launcher)
+            ended = "completed"
+            self.watch.seen(cell.name, ended=ended)
+            row = done_row(self.plan.name, cell, outcome.job, outcome.result, self._attempts(planned, outcome.job))
+        except Preempted:
+            ended = "stopped" if running.stopped else "preempted"
+            if not running.stopped or self.watch.stopping == "interrupted":
+                raise
+            self.watch.seen(cell.name, ended=ended)
+            row = self._ended(planned, running, "stopped", running.stopped)
+        except Exception as error:
+            ended = "failed"
+            self.watch.seen(cell.name, ended=ended)
+            row = self._ended(planned, running, "failed", _reason(error))
+        finally:
+            self.watch.seen(cell.name, ended=ended)
+            job = JobDir(running.job) if running.job is not None else None
+            self.watch.end(running, Cost(self._attempts(planned, job)).usd or 0.0)
+        self._write(planned, {**row, "data_fingerprint": prepared.fingerprint})
+        if row["status"] == "done" and not self.plan.config.benchmark.keep_models:
+            for weights in (home() / row["job"]).glob("outputs/model/*.safetensors"):
+                weights.unlink()
+
+    def _ended(self, planned: Planned, running: Running, status: str, reason: str) -> dict[str, Any]:
+        job = JobDir(running.job) if running.job is not None else None
+        return ended_row(self.plan.name, planned.cell, status, reason, self._attempts(planned, job), job)
+
+    def _attempts(self, planned: Planned, job: JobDir | None) -> list[Any]:
+        return attempts_of(self.store, planned.cell, planned.price, job.root if job is not None else None)
+
+    def _write(self, planned: Planned, row: dict[str, Any]) -> None:
+        self.store.write(planned.cell.name, row)
+        with self._lock:
+            self._done += 1
+            done = self._done
+        what = row["status"] if row["status"] == "done" else f"{row['status']}: {row['reason']}"
+        facts = [what]
+        if row.get("total_s"):
+            facts.append(duration(row["total_s"]))
+        if row.get("accuracy") is not None:
+            facts.append(f"accuracy {row['accuracy']:.3f}")
+        if row.get("usd_total") is not None:
+            facts.append(dollars(row["usd_total"]))
+        cell = planned.cell
+        log.info("cell %d of %d (%s, seed %d): %s", done, len(self.plan.todo), cell.label, cell.seed, ", ".join(facts))
+
+    def _prepared(self, cell: Cell) -> data.Prepared:
+        """Return the splits of a cell, cut by the design's seed: all cells are scored on the same rows."""
+        model = to_dict(cell.config.model)
+        tokens = {key: model[key] for key in ("name", "revision", "tokenizer", "_target_", "args")}
+        key = json.dumps([to_dict(cell.config.data), tokens, cell.config.eval.sets], sort_keys=True)
+        with self._lock:
+            if key not in self._data:
+                seed = self.plan.config.seed
+                self._data[key] = data.prepare(cell.config.data, cell.config.model, seed, cell.config.eval.sets)
+                if len(self._data) > 2 + self.plan.config.benchmark.parallel:
+                    self._data.popitem(last=False)
+            self._data.move_to_end(key)
+            return self._data[key]
+
+
+def _begun(running: Running, job: JobDir) -> None:
+    running.job = job.root
+    if running.stopped:
+        raise Preempted("told to end before it began")
+
+
+def _reason(error: Exception) -> str:
+    """Return why a cell failed, in one line."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+
+
+def _forget_stale(plan: Plan, store: ResultsStore) -> None:
+    """Take back the rows of cells whose data have changed since; those that cannot be looked at stay."""
+    prints: dict[str, str | None] = {}
+    for planned in plan.cells:
+        row, config = planned.row, planned.cell.config
+        if row is None or row.get("status") not in FINISHED or not row.get("data_fingerprint"):
+            continue
+        key = json.dumps([to_dict(config.data), config.eval.sets], sort_keys=True)
+        if key not in prints:
+            try:
+                prints[key] = data.fingerprint(config.data, config.eval.sets)
+            except NotReachable:
+                prints[key] = None
+        if prints[key] is not None and prints[key] != row["data_fingerprint"]:
+            log.warning("the data of cell %s have changed since it ran: it runs again", planned.cell.name)
+            store.forget(planned.cell.name)

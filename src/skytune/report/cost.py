@@ -1,0 +1,162 @@
+"""What a run costs: the seconds of every attempt times the price that was paid for them. An unknown price stays
+unknown ("n/a"), it never becomes 0.
+
+Attempts come from the launcher that brought the machines (`attempts.json` in the job directory: one object an attempt,
+see `Attempt`); on a machine that was there anyway from what the run itself wrote down (`spent` in `result.json`), at
+`compute.usd_per_hour`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..job import read_json
+from . import text
+
+ATTEMPTS = "attempts.json"
+"""In the job directory: a list of attempts as plain values, written by a launcher that brings machines."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a job on machines that are paid for."""
+
+    phases: Mapping[str, float]
+    """Paid seconds by phase, `_s` at the end of the names as in `result.json`: `provision_s`, `setup_s`, ..."""
+
+    usd_per_hour: float | None = None
+    """What was paid for one machine; None where nobody knows."""
+
+    machines: int = 1
+    machine: str = "this machine"
+    spot: bool = False
+
+    ended: str = ""
+    """`completed`, `preempted`, `failed`, ..."""
+
+    source: str = ""
+    """Where the price comes from."""
+
+    @property
+    def seconds(self) -> float:
+        """Paid seconds."""
+        return float(sum(self.phases.values()))
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars of all machines together."""
+        return None if self.usd_per_hour is None else self.seconds / 3600 * self.usd_per_hour * self.machines
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What all attempts together cost."""
+
+    attempts: Sequence[Attempt] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Paid seconds, of one machine."""
+        return sum(attempt.seconds for attempt in self.attempts)
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars; None as soon as one attempt's price is unknown."""
+        parts = [attempt.usd for attempt in self.attempts]
+        return None if not parts or None in parts else float(sum(part for part in parts if part is not None))
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase, over all attempts."""
+        found: dict[str, float] = {}
+        for attempt in self.attempts:
+            for name, seconds in attempt.phases.items():
+                found[name] = found.get(name, 0.0) + seconds
+        return found
+
+    @property
+    def usd_by_phase(self) -> dict[str, float] | None:
+        """Dollars by phase; None where a price is unknown."""
+        if self.usd is None:
+            return None
+        found: dict[str, float] = {}
+        for attempt in self.attempts:
+            rate = (attempt.usd_per_hour or 0.0) * attempt.machines / 3600
+            for name, seconds in attempt.phases.items():
+                found[name] = found.get(name, 0.0) + seconds * rate
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers as plain values, for metadata; what is unknown is left out."""
+        last = self.attempts[-1] if self.attempts else None
+        values = {
+            "usd": None if self.usd is None else round(self.usd, 6),
+            "usd_per_hour": last.usd_per_hour if last else None,
+            "paid_s": round(self.seconds, 3),
+            "attempts": len(self.attempts),
+            "machine": last.machine if last else None,
+            "machines": last.machines if last else None,
+        }
+        return {f"cost/{key}": value for key, value in values.items() if value is not None}
+
+    def line(self) -> str:
+        """Return one line for a person: `$0.90: 45 min 00 s in 2 attempts on g5.xlarge (spot) at $1.20 an hour`."""
+        if not self.attempts:
+            return f"{text.MISSING} (nothing was measured)"
+        last = self.attempts[-1]
+        count = f" in {len(self.attempts)} attempts" if len(self.attempts) > 1 else ""
+        where = f" on {last.machines} x {last.machine}" if last.machines > 1 else f" on {last.machine}"
+        spot = " (spot)" if last.spot else ""
+        span = f"{text.duration(self.seconds)}{count}{where}{spot}"
+        if self.usd is None:
+            own = " (compute.usd_per_hour tells what this machine costs)" if last.machine == "this machine" else ""
+            return f"{text.MISSING}, no price known: {span}{own}"
+        prices = {attempt.usd_per_hour for attempt in self.attempts}
+        price = f"at {dollars(last.usd_per_hour)} an hour" if len(prices) == 1 else "at the price of each attempt"
+        return f"{dollars(self.usd)}: {span} {price}" + (f" ({last.source})" if last.source else "")
+
+
+def dollars(usd: float | None) -> str:
+    """Return dollars as a person reads them: cents, more digits for small amounts, n/a for what is unknown."""
+    if usd is None or not text.is_number(usd):
+        return text.MISSING
+    if usd >= 0.1 or usd == 0:
+        return f"${usd:,.2f}"
+    return f"${usd:.2g}" if usd >= 1e-4 else f"${usd:.1e}"
+
+
+def recorded(run_folder: str | Path | None) -> list[Attempt]:
+    """Return the attempts that a launcher wrote into a job directory; none where it wrote nothing.
+
+    Raises:
+        UserError: the file is not JSON.
+    """
+    path = Path(run_folder) / ATTEMPTS if run_folder else None
+    if path is None or not path.is_file():
+        return []
+    known = set(Attempt.__dataclass_fields__)
+    return [Attempt(**{key: value for key, value in entry.items() if key in known}) for entry in read_json(path)]
+
+
+def cost_of(result: Mapping[str, Any], usd_per_hour: float | None = None) -> Cost:
+    """Return what a run costs, from its `result.json` with `run_folder`.
+
+    Args:
+        usd_per_hour: price of the machine, where no launcher has recorded what it paid.
+    """
+    attempts = recorded(result.get("run_folder"))
+    if attempts:
+        return Cost(attempts)
+    phases = {key: float(value) for key, value in (result.get("phases") or {}).items() if text.is_number(value)}
+    if not phases:
+        return Cost()
+    source = "compute.usd_per_hour" if usd_per_hour is not None else ""
+    spent = result.get("spent") or {}
+    before = []
+    lost = spent.get("wall_s", 0.0) - sum(phases.values())
+    if spent.get("starts", 1) > 1 and lost > 0:
+        # Earlier starts that were preempted or killed; training they did is in `train_s` already, which goes on.
+        count = int(spent["starts"]) - 1
+        before = [Attempt({"earlier_s": lost / count}, usd_per_hour, ended="ended early")] * count
+    return Cost([*before, Attempt(phases, usd_per_hour, ended=str(result.get("status", "")), source=source)])

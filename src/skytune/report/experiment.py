@@ -1,0 +1,179 @@
+"""The page of an experiment: one HTML file that needs nothing but itself, from the table of results."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from . import figures, text
+from .cost import dollars
+from .findings import FACTOR, Group, groups, sentences, varying
+from .fit import LEVEL, TERMS, Fit, Row, comparable, fits, matching
+
+MOST_SENTENCES = 8
+"""More are folded away."""
+
+HELD = {
+    "global_batch": "the global batch is the same in all cells: the same optimization, spread over more devices",
+    "per_device_batch": "the batch of one device is the same in all cells: more devices take larger and fewer "
+    "steps, so quality may differ as well as time",
+    "steps": "the number of optimizer steps is the same in all cells, however many rows that is",
+}
+
+
+def build_experiment_page(
+    *, name: str, rows: Sequence[Row], design: Mapping[str, Any], planned: Sequence[Row] = (), note: str = ""
+) -> str:
+    """Return the page, read well at 500 and at 1400 pixels, in light and in dark.
+
+    Args:
+        rows: of the table (plain dicts).
+        design: `benchmark` of the configuration, as plain values.
+        planned: rows of the design's cells with `samples` and `steps`, for the cells that did not run.
+        note: something to say about all of it (where it ran).
+    """
+    found = groups(rows)
+    models = fits(rows)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters.update(number=text.number, percent=text.percent, duration=text.duration, dollars=dollars)
+    factors = list(dict.fromkeys(key.removeprefix(FACTOR) for row in rows for key in row if key.startswith(FACTOR)))
+    return environment.get_template("experiment.html.jinja").render(
+        title=name,
+        note=note,
+        subtitle=_subtitle(rows, design),
+        cards=_cards(rows, varying(found)),
+        told=sentences(found),
+        most=MOST_SENTENCES,
+        charts=_charts(varying(found), models, rows),
+        factors=factors,
+        table=[_line(group, factors) for group in found],
+        priced=any(group.values["usd_total"] for group in found),
+        seeds=len(design.get("seeds") or [1]),
+        ended=[row for row in rows if row.get("status") != "done"],
+        adopted=[row for row in rows if row.get("origin") == "adopted"],
+        models=[_model(fit) for fit in models.values()],
+        predictions=_predictions(models, rows, planned, factors),
+        level=LEVEL,
+        held=HELD.get(str(design.get("held")), ""),
+        design=yaml.safe_dump(dict(design), sort_keys=False, allow_unicode=True, width=100),
+        jobs=[row for row in rows if row.get("job")],
+    )
+
+
+def _subtitle(rows: Sequence[Row], design: Mapping[str, Any]) -> str:
+    models = list(dict.fromkeys(str(row.get("model")) for row in rows if row.get("model")))
+    seeds = len(design.get("seeds") or [])
+    parts = [f"{len(rows)} cells", f"{seeds} seed{'' if seeds == 1 else 's'}", ", ".join(models[:3])]
+    return " · ".join(part for part in parts if part)
+
+
+def _cards(rows: Sequence[Row], found: Sequence[Group]) -> list[dict[str, str]]:
+    done = [row for row in rows if row.get("status") == "done"]
+    failed = sum(row.get("status") == "failed" for row in rows)
+    stopped = sum(row.get("status") == "stopped" for row in rows)
+    others = [f"{failed} failed" if failed else "", f"{stopped} stopped by the budget" if stopped else ""]
+    cards = [{"name": "cells done", "value": f"{len(done)} of {len(rows)}",
+              "note": ", ".join(part for part in others if part) or "none failed"}]  # fmt: skip
+    usd = [row["usd_total"] for row in rows if row.get("usd_total") is not None]
+    unknown = sum(row.get("usd_total") is None for row in rows)
+    if usd:
+        note = f"{unknown} cells without a known price not counted" if unknown else "all attempts counted"
+        cards.append({"name": "spent", "value": dollars(sum(usd)), "note": note})
+    else:
+        cards.append({"name": "spent", "value": text.MISSING, "note": "no price known"})
+    seconds = sum(row["total_s"] for row in rows if row.get("total_s"))
+    cards.append({"name": "paid time", "value": text.duration(seconds), "note": "of all cells, one after the other"})
+    best = max((group for group in found if group.mean("accuracy") is not None),
+               key=lambda group: group.mean("accuracy") or 0.0, default=None)  # fmt: skip
+    if best is not None:
+        cards.append({"name": "best accuracy", "value": text.number(best.mean("accuracy")), "note": best.label})
+    return cards
+
+
+def _charts(found: Sequence[Group], models: Mapping[Any, Fit], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    priced = any(group.values["usd_total"] for group in found)
+    column = "usd_total" if priced else "total_s"
+    measured = [[_mean(same) for same in _alike(rows, group)] for group in models]
+    drawn = [
+        ("Time against cost", figures.time_against_cost(found), "Lines join what no other cell beats in both."),
+        (
+            f"Accuracy against {'cost' if priced else 'time'}",
+            figures.quality_against(found, column),
+            "Means over the seeds; bars are 95 % intervals."
+            + ("" if priced else " No price is known: time, not cost."),
+        ),
+        ("Speed-up", figures.speedup(found), "Training steps alone; per cents are shares of the ideal."),
+        (
+            "Accuracy over global batch",
+            figures.quality_over(found, "global_batch", "global batch"),
+            "Means and 95 % intervals over the seeds; points that share a batch stand side by side.",
+        ),
+        (
+            "Accuracy over rows",
+            figures.quality_over(found, "rows", "rows of the train split"),
+            "Means and 95 % intervals over the seeds.",
+        ),
+        (
+            "Prediction",
+            figures.predicted(list(models.values()), measured),
+            "Each cell predicted by a fit to the others.",
+        ),
+    ]
+    return [{"heading": heading, "svg": svg, "note": note} for heading, svg, note in drawn if svg is not None]
+
+
+def _alike(rows: Sequence[Row], group: tuple[str, ...]) -> list[list[Row]]:
+    """Return the cells of a group of comparable ones as `fits` took them, repetitions together."""
+    return [same for other, cells in comparable(rows).items() if other == group for same in cells.values()]
+
+
+def _mean(same: Sequence[Row]) -> float:
+    return sum(row["total_s"] for row in same) / len(same)
+
+
+def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:
+    width = group.half_width("accuracy")
+    return {
+        "levels": [group.levels.get(name) for name in factors],
+        "devices": group.row.get("devices"),
+        "batch": group.row.get("global_batch"),
+        "total": group.mean("total_s"),
+        "train": group.mean("train_s"),
+        "rate": group.mean("samples_per_s"),
+        "mfu": group.mean("mfu"),
+        "accuracy": group.mean("accuracy"),
+        "width": width,
+        "usd": group.mean("usd_total"),
+        "usd_1000": group.mean("usd_per_1000_samples"),
+    }
+
+
+def _model(fit: Fit) -> dict[str, Any]:
+    return {
+        "group": " · ".join(part for part in fit.group if part != "?"),
+        "cells": fit.cells,
+        "error": fit.error,
+        "worst": fit.worst,
+        "terms": [{"name": name, "value": fit.coefficients[name]} for name in TERMS],
+    }
+
+
+def _predictions(
+    models: Mapping[tuple[str, ...], Fit], rows: Sequence[Row], planned: Sequence[Row], factors: Sequence[str]
+) -> list[dict[str, Any]]:
+    done = {tuple(row.get(f"{FACTOR}{name}") for name in factors) for row in rows if row.get("status") == "done"}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in planned:
+        levels = tuple(row.get(f"{FACTOR}{name}") for name in factors)
+        if levels in done or levels in found or not (row.get("samples") and row.get("steps")):
+            continue
+        fit = matching(models, row)
+        if fit is not None:
+            guess = fit.predict(row)
+            found[levels] = {"levels": levels, "seconds": guess.seconds, "low": guess.low, "high": guess.high}
+    return list(found.values())

@@ -1,0 +1,48 @@
+"""torch.compile, kept from compiling for ever: rows have many lengths, and each new shape may mean minutes of work.
+
+Without `compile.shapes`, lengths and batch sizes are compiled as variables: one program for all of them (torch still
+makes another for a batch of one row, and one for evaluation). With it, rows are padded to so few lengths that each gets
+kernels of its own, which are faster, and which CUDA graphs need.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from ..config import CompileMode, RunConfig
+
+MODES = {CompileMode.reduce_overhead: "reduce-overhead", CompileMode.max_autotune: "max-autotune"}
+
+SHAPES = 8
+"""Lengths where a mode needs fixed ones and `compile.shapes` is empty."""
+
+
+def shapes(config: RunConfig) -> int | None:
+    """Return how many padded lengths there may be; None for any."""
+    return config.compile.shapes or (SHAPES if config.compile.mode in MODES else None)
+
+
+def bounded(config: RunConfig, longest: int) -> RunConfig:
+    """Return the configuration with padded lengths that are few enough.
+
+    Args:
+        longest: tokens of the longest row of all splits.
+    """
+    count = shapes(config)
+    if count is None:
+        return config
+    multiple = config.batch.pad_multiple
+    wide = -(-longest // count)
+    return replace(config, batch=replace(config.batch, pad_multiple=-(-wide // multiple) * multiple))
+
+
+def compile_in_place(module: torch.nn.Module, config: RunConfig) -> None:
+    """Have torch.compile take over a module's calls; the module, and the names of its weights, stay what they are."""
+    import torch._dynamo
+
+    count = shapes(config)
+    if count is not None:
+        # Every length with the usual batch and the last one of an epoch or split, in training and in evaluation; beyond
+        # the limit torch goes back to eager without a word that anybody would see.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * count)
+    module.compile(dynamic=count is None, mode=MODES.get(config.compile.mode))

@@ -1,0 +1,150 @@
+"""Strategies in which every process has the whole model: one device, threads over GPUs, DistributedDataParallel."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..prediction import logits_of, loss_of
+from .base import Base
+
+log = logging.getLogger(__name__)
+
+
+class Single(Base):
+    """One process, one device, nothing wrapped: the readable baseline."""
+
+
+class Replicated(Base):
+    """DistributedDataParallel: every process has the whole model.
+
+    Gradients are averaged over processes; micro-batch weights carry the factor that makes it a mean over rows.
+    """
+
+    name = "ddp"
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """See `Base`."""
+        if self.world.size == 1:
+            return model
+        device = self.world.device
+        return torch.nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            find_unused_parameters=self.config.strategy.find_unused_parameters,
+            gradient_as_bucket_view=True,
+        )
+
+    def micro_step(self, last: bool) -> AbstractContextManager[None]:
+        """See `Strategy`."""
+        if last or not isinstance(self.module, torch.nn.parallel.DistributedDataParallel):
+            return contextlib.nullcontext()
+        context: AbstractContextManager[None] = self.module.no_sync()
+        return context
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """See `Strategy`. DDP's forward sends rank 0's buffers to all before a step's first micro-batch: here that is
+        done on entering (numbers with a point alone: the others are constants), and then left out."""
+        ddp = self.module
+        if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
+            yield
+            return
+        for buffer in ddp.module.buffers():
+            if buffer.is_floating_point():
+                torch.distributed.broadcast(buffer, src=0)
+        before = ddp.require_forward_param_sync
+        with ddp.no_sync():
+            ddp.require_forward_param_sync = False
+            try:
+                yield
+            finally:
+                ddp.require_forward_param_sync = before
+
+    def exchange(self) -> None:
+        """See `Strategy`. In buckets, as DDP does it; a weight that only some processes used counts as 0 in the others,
+        one that nobody used keeps no gradient."""
+        size = self.world.size
+        if size == 1:
+            return
+        weights = [p for p in self.module.parameters() if p.requires_grad]
+        used = torch.tensor([float(p.grad is not None) for p in weights], device=self.world.device)
+        gradients = []
+        for weight, users in zip(weights, self.reduce_sum(used).tolist(), strict=True):
+            if users:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                gradients.append(weight.grad)
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            torch.distributed.all_reduce(flat)
+            parts = flat.div_(size).split([gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+
+class DataParallel(Base):
+    """`nn.DataParallel`: one process, a thread a GPU, the model copied to all GPUs in every step."""
+
+    name = "dp"
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """See `Base`."""
+        gpus = torch.cuda.device_count() if self.world.device.type == "cuda" else 0
+        if gpus < 2:
+            log.warning("strategy=dp: there are no several GPUs to spread over; this is strategy=single")
+            return model
+        log.warning("strategy=dp: strategy=ddp with launch.num_processes=%d is faster and uses less memory", gpus)
+        return Threads(model, gpus)
+
+
+class Threads(torch.nn.Module):
+    """A model whose batch is dealt out to GPUs, with the loss of the whole batch."""
+
+    def __init__(self, model: torch.nn.Module, gpus: int) -> None:
+        super().__init__()
+        self.spread = torch.nn.DataParallel(Counted(model), device_ids=list(range(gpus)))
+
+    def forward(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return `logits` [rows, classes] and, with labels, the mean `loss` over all rows."""
+        return joined(self.spread(**tensors))
+
+
+class Counted(torch.nn.Module):
+    """A model that returns its loss together with the rows it is the mean of: GPUs get uneven shares."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return `logits` and, with labels, `loss` [1] and `rows` [1]."""
+        output = self.model(**tensors)
+        logits = logits_of(output)
+        if "labels" not in tensors:
+            return {"logits": logits}
+        rows = logits.new_tensor([float(len(logits))], dtype=torch.float32)
+        return {"logits": logits, "loss": loss_of(output).reshape(1), "rows": rows}
+
+
+def joined(parts: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the output of the whole batch from what `Counted` gave on every GPU (losses and rows of shape [GPUs])."""
+    if "loss" not in parts:
+        return {"logits": parts["logits"]}
+    return {"logits": parts["logits"], "loss": (parts["loss"] * parts["rows"]).sum() / parts["rows"].sum()}
+
+
+def _buckets(tensors: list[torch.Tensor], limit: int = 25 * 2**20) -> Iterator[list[torch.Tensor]]:
+    """Yield the tensors in groups of one dtype and at most `limit` bytes (or one tensor); DDP's own limit."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.nbytes > limit or tensor.dtype is not bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket

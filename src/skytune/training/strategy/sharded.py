@@ -1,0 +1,207 @@
+"""FSDP2: weights, gradients and optimizer state cut up over processes, with torch's `fully_shard` on every block.
+
+Every weight is a DTensor of which this process holds some rows. A block's weights are gathered before its forward and
+backward pass; gradients are averaged and cut up again as they arise.
+"""
+
+import contextlib
+import copy
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...config import CompileMode, Offload, OptimizerConfig, RunConfig, Sharding, UserError
+from ..checkpoint.optimizer import restore_optimizer, state_names
+from ..checkpoint.shards import local_piece, region
+from ..compiling import compile_in_place
+from ..precision import DTYPES
+from .base import Base, own_group
+from .blocks import find_blocks
+
+if TYPE_CHECKING:
+    from ..devices import World
+    from .protocol import Tensors
+
+log = logging.getLogger(__name__)
+
+
+class FullyShard(Base):
+    """See the module."""
+
+    name = "fsdp"
+    sharded = True
+    together = True
+
+    def __init__(self, config: RunConfig, world: "World") -> None:
+        super().__init__(config, world)
+        self.owns_group = own_group(world)
+        self.skeleton: torch.nn.Module | None = None
+        self.replicas = 1
+        """Copies of the model that there are (more than one with `hybrid`)."""
+
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+        """See `Strategy`."""
+        self.skeleton = hollow(model) if self.world.main else None
+        return self._shard(self.changed(model))
+
+    def place(self, model: torch.nn.Module) -> torch.nn.Module:
+        """See `Strategy`."""
+        return self._shard(model)
+
+    def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        settings, dtype = self.config.strategy, DTYPES.get(self.world.precision)
+        blocks = find_blocks(model, settings.wrap)
+        if not blocks:
+            log.warning("strategy=fsdp: the model has no repeated block, so all of it is gathered at once (less memory "
+                        "saved); strategy.wrap names a class")  # fmt: skip
+        offload = settings.offload is Offload.parameters
+        common = {
+            "mesh": self._mesh(),
+            # Gradients are summed in float32 whatever the pass computes in.
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
+            "offload_policy": CPUOffloadPolicy(self.world.device.type == "cuda") if offload else OffloadPolicy(),
+        }
+        for block in blocks:
+            if self.config.compile.mode is not CompileMode.off:
+                compile_in_place(block, self.config)
+            fully_shard(block, reshard_after_forward=settings.sharding is not Sharding.grad_op, **common)
+        fully_shard(model, reshard_after_forward=False, **common)  # what is outside the blocks is needed to the end
+        self.model = self.module = model
+        return model
+
+    def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+        """See `Strategy`."""
+        optimizer = super().make_optimizer(config)
+        if self.scaler is not None:
+            # A fused optimizer takes the scaler's plain tensors into its kernel, which DTensors cannot be mixed with:
+            # without this mark the scaler unscales beforehand and leaves the step out itself.
+            optimizer._step_supports_amp_scaling = False
+        return optimizer
+
+    def _mesh(self) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        kind, size, settings = self.world.device.type, self.world.size, self.config.strategy
+        if settings.sharding is not Sharding.hybrid:
+            return init_device_mesh(kind, (size,), mesh_dim_names=("shard",))
+        together = settings.shard_processes or int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        if size % together:
+            raise UserError(f"strategy.shard_processes={together}: does not divide the {size} processes")
+        self.replicas = size // together
+        return init_device_mesh(kind, (self.replicas, together), mesh_dim_names=("copy", "shard"))
+
+    def micro_step(self, last: bool) -> AbstractContextManager[None]:
+        """See `Strategy`. Gradients that wait for their exchange are whole, so only `grad_op` lets them wait."""
+        if self.config.strategy.sharding is not Sharding.grad_op:
+            return contextlib.nullcontext()
+        return self._exchanging(last)
+
+    def alone(self) -> AbstractContextManager[None] | None:
+        """See `Strategy`: weights are gathered in every pass."""
+        return None
+
+    @contextlib.contextmanager
+    def _exchanging(self, wanted: bool) -> Iterator[None]:
+        self.model.set_requires_gradient_sync(wanted)
+        yield
+
+    def clip_whole(self, max_norm: float) -> torch.Tensor:
+        """Clip by the norm over all shards; the same arithmetic as `torch.nn.utils.clip_grad_norm_`."""
+        grads = [p.grad.to_local() for p in self.model.parameters() if p.grad is not None]
+        squares = torch.zeros((), device=self.world.device)
+        if grads:
+            squares += torch.stack(torch._foreach_norm(grads)).square().sum().to(squares)
+        norm = (self.reduce_sum(squares) / self.replicas).sqrt()
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        if grads:
+            torch._foreach_mul_(grads, factor.to(grads[0].device))
+        return norm
+
+    def load(self, weights: "Tensors") -> None:
+        """See `Strategy`. Only what this process holds is read."""
+        own = self.model.state_dict()
+        odd = sorted(own.keys() ^ set(weights))
+        if odd:
+            raise UserError(f"the checkpoint is of another model: {odd[0]} is only on one side")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                piece = local_piece(tensor)
+                piece.tensor.copy_(region(weights, name, piece))
+
+    def load_optimizer(self, tensors: "Tensors", values: Mapping[str, Any]) -> None:
+        """See `Strategy`."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        like = {name: parameters[number] for name, number in state_names(values).items()}
+        restore_optimizer(self.optimizer, _Cut(tensors, like), values)
+
+    def export(self) -> torch.nn.Module | None:
+        """See `Strategy`. Weights are gathered one by one, so a GPU never holds more than one of them whole."""
+        whole: dict[str, torch.Tensor] = {}
+        for name, tensor in self.model.state_dict().items():
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            if self.world.main:
+                whole[name] = full.detach().to("cpu", copy=True)
+        return None if self.skeleton is None else filled(self.skeleton, whole)
+
+    def close(self) -> None:
+        """See `Strategy`."""
+        if self.owns_group:
+            torch.distributed.destroy_process_group()
+            self.owns_group = False
+
+
+class _Cut(Mapping[str, torch.Tensor]):
+    """Stored optimizer state, each tensor cut up as the parameter that it belongs to where their shapes agree."""
+
+    def __init__(self, stored: "Tensors", like: Mapping[str, torch.Tensor]) -> None:
+        self.stored, self.like = stored, like
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor
+
+        parameter = self.like.get(name)
+        shape = getattr(self.stored, "shape", lambda key: tuple(self.stored[key].shape))(name)
+        if parameter is None or not isinstance(parameter, DTensor) or shape != tuple(parameter.shape):
+            return self.stored[name]
+        piece = local_piece(parameter.detach())
+        local = region(self.stored, name, piece).to(piece.tensor.device).contiguous()
+        return DTensor.from_local(
+            local, parameter.device_mesh, parameter.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride(),
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+
+def hollow(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a model whose parameters have shapes but no memory; buffers are copied."""
+    memo: dict[int, Any] = {
+        id(p): torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
+
+
+def filled(skeleton: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """Return a copy of a hollow model with these weights; parameters that were one stay one (tied weights)."""
+    memo: dict[int, Any] = {}
+    for name, parameter in skeleton.named_parameters(remove_duplicate=False):
+        if id(parameter) not in memo:
+            memo[id(parameter)] = torch.nn.Parameter(weights[name], requires_grad=parameter.requires_grad)
+    model = copy.deepcopy(skeleton, memo)
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    with torch.no_grad():
+        own = dict(model.named_buffers(remove_duplicate=False))
+        for name in weights.keys() - names:
+            own[name].copy_(weights[name])
+    return model

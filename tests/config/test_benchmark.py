@@ -1,0 +1,42 @@
+"""`benchmark`: what no design may say, in one line each."""
+
+from typing import Any
+
+import pytest
+
+from skytune.config import BenchmarkConfig, ConfigError, RunConfig, from_dict
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "empty factor": ({"factors": {"rows": []}}, r"^benchmark\.factors\.rows: no level; give at least one"),
+    "no list": ({"factors": {"rows": 5}}, r"^benchmark\.factors\.rows=5: must be a list of levels$"),
+    "zero budget": ({"max_usd": 0.0}, r"^benchmark\.max_usd=0: nothing can run"),
+    "negative budget": ({"max_usd": -1.0}, r"^benchmark\.max_usd=-1: nothing can run"),
+    "free of charge": ({"prices": {"g5.xlarge": 0.0}}, r"^benchmark\.prices\.g5\.xlarge=0: must be above 0"),
+    "no seeds": ({"seeds": []}, r"^benchmark\.seeds: no seed"),
+    "a seed twice": ({"seeds": [1, 1]}, r"^benchmark\.seeds=\[1, 1\]: a seed is named twice"),
+    "no parallel": ({"parallel": 0}, r"^benchmark\.parallel=0: must be at least 1$"),
+    "no such factor": ({"factors": {"rows": [1]}, "exclude": [{"batch": 1}]}, r"^benchmark\.exclude: 'batch' is no"),
+    "no group": ({"exclude": [5]}, r"^benchmark\.exclude: 5: must be a group"),
+    "half an adoption": ({"adopt": "cell"}, r"^benchmark\.adopt=cell: write CELL:JOB"),
+    "two at once": ({"adopt": "a:b", "dry_run": True}, "exclude each other"),
+    "held": ({"held": "breath"}, r"^benchmark\.held='breath': must be one of global_batch"),
+    "unknown key": ({"max_eur": 5}, r"^unknown key 'benchmark\.max_eur': did you mean benchmark\.max_usd\?"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_designs_are_one_line(kind: str) -> None:
+    values, message = BAD[kind]
+    with pytest.raises(ConfigError, match=message) as told:
+        from_dict(BenchmarkConfig, values, "benchmark")
+    assert "\n" not in str(told.value)
+
+
+def test_a_benchmark_needs_a_design() -> None:
+    with pytest.raises(ConfigError, match="pipeline=benchmark needs a design"):
+        from_dict(RunConfig, {"pipeline": "benchmark"})
+
+
+def test_a_price_of_this_machine_is_above_0() -> None:
+    with pytest.raises(ConfigError, match=r"compute\.usd_per_hour=0: must be above 0"):
+        from_dict(RunConfig, {"compute": {"usd_per_hour": 0}})

@@ -1,0 +1,63 @@
+"""A job that was run by hand becomes the result of a cell, if it answers the cell's question."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skytune.config import RunConfig, UserError, from_dict, to_dict
+from skytune.data import prepare
+from skytune.experiment import ResultsStore, cells_of, run_experiment
+from skytune.experiment.results import results
+from skytune.launch import train
+
+Design = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def by_hand(design: Design, recorded: Any) -> Path:
+    """The job of a plain training of 32 rows, with the seed of the first cell."""
+    config = design({"data": {"max_rows": 32}, "pipeline": "training", "seed": 1, "name": "by-hand"})
+    found = prepare(config.data, config.model, 42, {})
+    launcher = recorded(type("M", (), {"devices": 0, "nodes": 1, "accelerator": ""})())
+    return train(config, found.train, {"validation": found.validation}, found.tokenizer, launcher=launcher).job.root
+
+
+def adopting(design: Design, cell: str, job: Path, **keys: Any) -> RunConfig:
+    values = to_dict(design(factors={"rows": [32, 64]}, **keys))
+    return from_dict(RunConfig, {**values, "benchmark": {**values["benchmark"], "adopt": f"{cell}:{job}"}})
+
+
+def test_a_job_is_taken_in_and_marked(design: Design, by_hand: Path, recorded: Any, prices: Any) -> None:
+    first, second = cells_of(design(factors={"rows": [32, 64]}))
+    table = results(adopting(design, first.name, by_hand))
+    assert [(row.cell, row.origin, row.status) for row in table.itertuples()] == [(first.name, "adopted", "done")]
+    assert table["accuracy"][0] == pytest.approx(0.75, abs=0.02)
+    assert table["total_s"][0] == pytest.approx(5 + 2 + 0.32 + 1 + 1 + 0.5)
+    # The benchmark itself then runs the other one only.
+    seen: list[int] = []
+
+    def launchers(machine: Any) -> Any:
+        seen.append(1)
+        return recorded(machine)
+
+    rows = run_experiment(design(factors={"rows": [32, 64]}), launchers, prices)
+    assert [row["origin"] for row in rows] == ["adopted", "run"] and rows[1]["cell"] == second.name
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [("other", r"is not cell rows-64.*: data\.max_rows=32, the cell has 64"), ("none", r"holds no finished job")],
+    ids=["another", "unfinished"],
+)
+def test_what_does_not_fit_is_refused(design: Design, by_hand: Path, tmp_path: Path, job: str, message: str) -> None:
+    _, second = cells_of(design(factors={"rows": [32, 64]}))
+    with pytest.raises(UserError, match=message):
+        results(adopting(design, second.name, by_hand if job == "other" else tmp_path))
+    assert ResultsStore("test").read() == {}
+
+
+def test_no_such_cell(design: Design, by_hand: Path) -> None:
+    with pytest.raises(UserError, match=r"^benchmark\.adopt=x: no such cell; benchmark\.dry_run=true lists them"):
+        results(adopting(design, "x", by_hand))

@@ -1,0 +1,52 @@
+"""The table: documented columns, units in the names, the same out of parquet and csv."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from skytune.config import UserError
+from skytune.experiment.table import COLUMNS, CSV, README, frame, read_table, records, write_table
+
+ROWS: list[dict[str, Any]] = [
+    {"experiment": "e", "cell": "a", "status": "done", "seed": 1, "total_s": 2.5, "usd_total": None, "accuracy": 0.5,
+     "factor_rows": 100, "factor_model": "m,1", "factor_on": True, "unknown": 5},
+    {"experiment": "e", "cell": "b", "status": "failed", "reason": 'said "no",\nand more', "seed": 2,
+     "factor_rows": "all", "factor_model": "m2", "factor_on": False},
+]  # fmt: skip
+
+
+def test_all_columns_are_there_and_missing_is_missing() -> None:
+    table = frame(ROWS)
+    assert list(table.columns) == [*COLUMNS, "factor_rows", "factor_model", "factor_on"]
+    assert table["usd_total"].isna().all() and str(table["seed"].dtype) == "Int64"
+    found = records(table)
+    assert found[0]["total_s"] == 2.5 and found[0]["usd_total"] is None and found[0]["factor_on"] is True
+    assert [row["factor_rows"] for row in found] == ["100", "all"], "mixed levels are text"
+
+
+def test_parquet_and_csv_hold_the_same(tmp_path: Path) -> None:
+    table = frame(ROWS)
+    write_table(table, tmp_path)
+    again = read_table(tmp_path)
+    pd.testing.assert_frame_equal(again, table)
+    text = pd.read_csv(tmp_path / CSV)
+    assert list(text.columns) == list(table.columns)
+    assert text["reason"][1] == ROWS[1]["reason"] and text["accuracy"][0] == 0.5
+    columns = (tmp_path / README).read_text()
+    assert all(f"| `{name}` |" in columns for name in COLUMNS)
+
+
+def test_units_stand_in_the_names() -> None:
+    for name, (kind, origin, meaning) in COLUMNS.items():
+        assert kind in ("text", "int", "float") and origin in ("design", "measured", "computed") and len(meaning) > 8
+        if "seconds" in meaning.split(";")[0].split(",")[0]:
+            assert name.endswith("_s"), name
+        if meaning.startswith(("price", "usd_total", "what all attempts")) and kind == "float":
+            assert name.startswith("usd_"), name
+
+
+def test_no_table_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no results there"):
+        read_table(tmp_path)

@@ -1,0 +1,106 @@
+"""The page of an experiment: whole, self-contained, honest about what is missing; looked at in a browser."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skytune.report.experiment import build_experiment_page
+
+spec = importlib.util.spec_from_file_location("page_in_a_browser", Path(__file__).with_name("test_page.py"))
+assert spec is not None and spec.loader is not None
+pages = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(pages)
+
+
+def rows(priced: bool = True) -> list[dict[str, Any]]:
+    found = []
+    for n in (10_000, 50_000):
+        for machine, devices, usd in (("g5.xlarge", 1, 1.006), ("g5.12xlarge", 4, 5.672), ("g5.48xlarge", 8, 16.288)):
+            for rule in ("none", "sqrt"):
+                for seed in (1, 2, 3):
+                    batch = 32 * devices
+                    train = n / devices * 0.002 + n / batch * 0.004
+                    total = train + 120
+                    paid = total / 3600 * usd if priced else None
+                    found.append({
+                        "experiment": "e", "cell": f"{n}-{machine}-{rule}-{seed}", "status": "done", "origin": "run",
+                        "seed": seed, "model": "m", "data": "d", "accelerator": "A10G", "strategy": "ddp",
+                        "precision": "bf16", "devices": devices, "nodes": 1, "global_batch": batch,
+                        "per_device_batch": 32.0, "peak_lr": 1e-4 if rule == "none" else 1e-4 * devices**0.5,
+                        "samples": n, "steps": -(-n // batch), "train_s": train, "total_s": total,
+                        "samples_per_s": n / train, "steady_samples_per_s": n / train, "mfu": 0.2, "usd_total": paid,
+                        "usd_per_1000_samples": None if paid is None else paid / n * 1000, "run_key": "key",
+                        "job": "runs/key",
+                        "accuracy": 0.9 - 0.01 * devices + (0.01 if rule == "sqrt" else 0) + 0.002 * seed,
+                        "factor_rows": n, "factor_compute": machine, "factor_scale_lr": rule,
+                    })  # fmt: skip
+    return found
+
+
+DESIGN = {"factors": {"rows": [10_000, 50_000]}, "held": "per_device_batch", "seeds": [1, 2, 3]}
+
+
+def page(**changes: Any) -> str:
+    return build_experiment_page(**{"name": "instances", "rows": rows(), "design": DESIGN, **changes})
+
+
+def test_it_is_whole_and_loads_nothing() -> None:
+    html = page(planned=[{**rows()[0], "cell": "new", "factor_rows": 99_000, "samples": 99_000, "steps": 3094}])
+    assert not re.search(r"<(script|link|img|iframe)\b|@import|src=|url\((?!#)", html)
+    assert html.count("<svg") == 6 and html.count("aria-label") == 6
+    for said in ("Time against cost", "Accuracy against cost", "Speed-up", "Accuracy over global batch",
+                 "Accuracy over rows", "leave-one-out error", "Cells that did not run, predicted", "99,000",
+                 "the batch of one device is the same in all cells", "scale_lr=sqrt gives back"):  # fmt: skip
+        assert said in html, said
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids)), "two figures share an id"
+    assert set(re.findall(r'href="#([^"]+)"', html)) <= set(ids)
+    assert "#2a78d6" not in re.sub(r"<style>.*?</style>", "", html, count=1, flags=re.S), "colours are the page's own"
+
+
+def test_the_same_table_gives_the_same_page() -> None:
+    assert page() == page()
+
+
+def test_unknown_prices_are_na_and_never_0() -> None:
+    html = page(rows=rows(priced=False))
+    assert "no price known" in html and "$0" not in html and "Time against cost" not in html
+    assert "Accuracy against time" in html
+
+
+def test_failed_stopped_and_adopted_cells_are_told() -> None:
+    some = rows()
+    some[0] |= {"status": "failed", "reason": "no capacity in <us-east-1a>", "accuracy": None}
+    some[1] |= {"status": "stopped", "reason": "budget: 5 USD are used"}
+    some[2] |= {"origin": "adopted"}
+    html = page(rows=some)
+    assert "34 of 36" in html and "1 failed, 1 stopped by the budget" in html
+    assert "no capacity in &lt;us-east-1a&gt;" in html and "budget: 5 USD are used" in html
+    assert "Run by hand and taken in" in html
+
+
+@pytest.mark.parametrize("few", [0, 1, 2])
+def test_few_cells_still_make_a_page(few: int) -> None:
+    html = page(rows=rows()[:few])
+    assert f"{few} of {few}" in html and "nan" not in html.lower().replace("finance", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1400, 500])
+def test_it_looks_like_a_page(tmp_path: Path, width: int) -> None:
+    shot = tmp_path / "page.png"
+    pages.browser(page(), tmp_path, f"--window-size={width},3300", f"--screenshot={shot}")
+    assert pages.distinct_lines(shot) > 500
+
+
+@pytest.mark.slow
+def test_nothing_sticks_out_at_500_pixels(tmp_path: Path) -> None:
+    probe = "<script>document.title = document.documentElement.scrollWidth + ' of ' + window.innerWidth</script>"
+    some = rows()
+    some[0] |= {"status": "failed", "reason": "w" * 300, "cell": "c" * 200}
+    html = page(rows=some, name="n" * 200).replace("</body>", f"{probe}</body>")
+    title = re.search(r"<title>(\d+) of (\d+)", pages.browser(html, tmp_path, "--window-size=500,3000", "--dump-dom"))
+    assert title is not None and int(title[1]) <= int(title[2])

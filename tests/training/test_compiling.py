@@ -1,0 +1,92 @@
+"""torch.compile on many lengths: how often it compiles, and that the numbers stay the same."""
+
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from skytune.config import ComputeConfig, RunConfig, from_dict
+from skytune.job import JobDir
+from skytune.training.compiling import bounded
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None,
+    reason="torch.compile on a CPU needs a C++ compiler, and there is none",
+)
+
+
+class Here:
+    """A launcher that needs no process."""
+
+    def run(self, job: JobDir, compute: ComputeConfig) -> None:
+        from accelerate.state import AcceleratorState
+
+        from skytune.training.session import run_job
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        run_job(job, job.read_job(), started=time.time(), asked=1)
+
+
+COMMON: dict[str, Any] = {
+    "rows": 150, "model": {"dropout": 0.0}, "precision": "fp32", "log": {"every_steps": 1}, "max_steps": 30,
+    "epochs": 2, "batch": {"global_size": 8, "pad_multiple": 1, "bucket_batches": 50},
+    "eval": {"batch_size": 4},
+}  # fmt: skip
+
+
+def losses(done: Any) -> list[float]:
+    return [record["loss"] for record in done.history if record["kind"] == "step"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shapes", "most"), [(None, 4), (2, 8)], ids=["variable", "two-lengths"])
+def test_it_does_not_compile_for_ever(
+    run_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, shapes: int | None, most: int
+) -> None:
+    """What is counted is what torch captures, whatever then makes code of it."""
+    from torch._dynamo.utils import counters
+
+    compile_with = torch.nn.Module.compile
+    monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", Here)
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, mode, **given: compile_with(self, backend="eager", **given)
+    )
+    torch._dynamo.reset()
+    counters.clear()
+    run_job(name="compiled", compile={"mode": "on", "shapes": shapes}, **COMMON)
+    assert 1 <= counters["stats"]["unique_graphs"] <= most
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_code_takes_the_same_steps(run_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", Here)
+    common = {**COMMON, "max_steps": 8, "limit_eval_batches": 1}
+    eager = run_job(name="eager", **common)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = run_job(name="compiled", compile={"mode": "on"}, **common)
+    assert counters["stats"]["unique_graphs"] >= 1
+    assert losses(compiled) == pytest.approx(losses(eager), abs=1e-4)
+    assert losses(compiled) != losses(eager)
+
+
+def test_few_lengths() -> None:
+    def multiple(longest: int, pad: int = 8, **values: Any) -> int:
+        config = from_dict(RunConfig, {"compile": values, "batch": {"pad_multiple": pad}})
+        return bounded(config, longest).batch.pad_multiple
+
+    assert multiple(512) == 8
+    assert multiple(512, mode="on") == 8
+    assert multiple(512, mode="on", shapes=4) == 128
+    assert multiple(66, mode="on", shapes=4) == 24
+    assert multiple(66, mode="reduce_overhead") == 16
+    for longest in (1, 7, 66, 511):
+        for count in (1, 3, 8):
+            assert -(-longest // multiple(longest, pad=1, mode="on", shapes=count)) <= count
