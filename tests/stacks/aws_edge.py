@@ -106,7 +106,7 @@ class Edge:
                 return 400, {"Content-Type": "application/x-amz-json-1.1"}, json.dumps(denied).encode()
             wanted = {each["Field"]: each["Value"] for each in json.loads(body)["Filters"]}
             price = PRICES.get(wanted["instanceType"])
-            dimension = {"pricePerUnit": {"USD": f"{price:.10f}"}} if price else {}
+            dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}} if price else {}
             product = {"terms": {"OnDemand": {"term": {"priceDimensions": {"rate": dimension}}}}}
             return self._json({"FormatVersion": "aws_v1", "PriceList": [json.dumps(product)] if price else []})
         if call == "DescribeSpotPriceHistory":

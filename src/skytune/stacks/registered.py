@@ -38,10 +38,10 @@ class Registered:
 
 def register(client: "Client", name: str, settings: dict[str, Any], labels: dict[str, str]) -> bool:
     """Register the step operator and the stack, and label it; return whether anything changed."""
-    from .step_operator import register as register_operator
+    from .flavor import register as register_operator
 
     before = find(client, name)
-    register_operator(name, settings)
+    register_operator(client, name, settings)
     client.update_stack(name, labels=labels)
     return before is None or find(client, name) != before
 

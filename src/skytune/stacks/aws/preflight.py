@@ -72,7 +72,6 @@ def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: b
     """
     for service in ("ec2", "s3", "iam", "ecr", "service-quotas"):
         account.client(service)  # here: made in threads they would wait for each other
-    account.client("pricing", prices.PRICING_REGION)
     yield Finding(Level.ok, "identity", f"account {account.id}, {account.arn.split(':', 5)[5]}")
     wanted: Later[Asked | None] = Later(lambda: Asked(account, machine) if asked else None)
     known = Later(lambda: (quotas(account), in_use(account)))
@@ -226,15 +225,14 @@ def identity_of_machines(account: Account, names: Names) -> Finding:
 
 def _full_price(account: Account, instance_type: str) -> tuple[float | None, str]:
     """Return the price on demand and, where it is not AWS's own, the source."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     asked = Later(lambda: prices.on_demand(account, instance_type))
     try:
         found = asked.by(time.monotonic() + PRICE_SECONDS)
-        if found is not None:
-            return found, ""
-    except (ClientError, BotoCoreError, Late):
-        pass  # not everybody may ask for it; SkyPilot's list is a few hours old at most
+    except Late:
+        found = None
+    if found is not None:
+        return found, ""
+    # Not everybody may ask AWS for it; SkyPilot's list is a few hours old at most.
     row = catalog.find(instance_type, account.region, catalog.fetch())
     return (None, "") if row is None or row.price == float("inf") else (row.price, " (SkyPilot's list)")
 

@@ -1,31 +1,20 @@
-"""What a machine costs now: on demand from AWS's price list, on spot from the market's own history."""
+"""What a machine costs now in every zone of the spot market; `launch.prices` knows the price on demand."""
 
-import json
 from datetime import UTC, datetime
 
+from ...config import UserError
 from .account import Account
-
-PRICING_REGION = "us-east-1"
-"""One of the few regions where the price list is served; it holds those of all regions."""
 
 
 def on_demand(account: Account, instance_type: str) -> float | None:
-    """Return the price of a Linux machine in US dollars an hour; None if the list has none."""
-    wanted = {
-        "instanceType": instance_type, "regionCode": account.region, "operatingSystem": "Linux", "tenancy": "Shared",
-        "preInstalledSw": "NA", "capacitystatus": "Used",
-    }  # fmt: skip
-    found = account.client("pricing", PRICING_REGION).get_products(
-        ServiceCode="AmazonEC2", MaxResults=10,
-        Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()],
-    )  # fmt: skip
-    for text in found["PriceList"]:
-        for term in json.loads(text)["terms"].get("OnDemand", {}).values():
-            for dimension in term["priceDimensions"].values():
-                price = float(dimension["pricePerUnit"].get("USD", 0))
-                if price > 0:
-                    return price
-    return None
+    """Return the price of a Linux machine in US dollars an hour by AWS's price list; None if it has none, or may not be
+    asked."""
+    from ...launch.prices import aws_price  # importing launchers takes a second
+
+    try:
+        return aws_price(instance_type, False, account.region, account.client)
+    except UserError:
+        return None
 
 
 def spot(account: Account, instance_type: str) -> list[tuple[float, str]]:

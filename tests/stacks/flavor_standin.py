@@ -1,4 +1,4 @@
-"""A stand-in for `skytune.stacks.step_operator.register`, for checkouts that do not have it yet: ZenML's side alone."""
+"""A stand-in for `skytune.stacks.flavor.register`, for checkouts that do not have it yet: ZenML's side alone."""
 
 from typing import Any
 
@@ -34,10 +34,9 @@ class Flavor(BaseStepOperatorFlavor):
     implementation_class = Operator
 
 
-def register(stack_name: str, settings: dict[str, Any]) -> None:
-    client = Client()
+def register(client: Client, stack_name: str, settings: dict[str, Any]) -> None:
     if FLAVOR not in {each.name for each in client.list_flavors(type=StackComponentType.STEP_OPERATOR, name=FLAVOR)}:
-        client.create_flavor("step_operator_standin.Flavor", StackComponentType.STEP_OPERATOR)
+        client.create_flavor("flavor_standin.Flavor", StackComponentType.STEP_OPERATOR)
     name = f"skypilot-{stack_name}"
     if not client.list_stack_components(type=StackComponentType.STEP_OPERATOR, name=name).total:
         client.create_stack_component(name, FLAVOR, StackComponentType.STEP_OPERATOR, settings)
