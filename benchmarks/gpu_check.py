@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,61 +63,92 @@ def accuracy(job: JobDir) -> float:
     return float((logits.argmax(1) == labels).mean())
 
 
+Check = Callable[[str, bool, str], None]
+
+
+def devices(arguments: argparse.Namespace, work: Path, check: Check) -> None:
+    """Which devices and precision are taken, and that they compute the same."""
+    gpus = torch.cuda.device_count()
+    exact = {"model": {"name": str(arguments.model), "dropout": 0.0}, "precision": "fp32", "max_steps": 30}
+    sgd = {"optimizer": {"name": "sgd", "lr": 0.01, "weight_decay": 0.0}}
+    auto, _, job = run(arguments, work, "auto", epochs=2, optimizer={"lr": 5e-5})
+    check("auto takes every GPU", auto["world_size"] == max(gpus, 1), f"world size {auto['world_size']}")
+    check("auto computes in bf16", auto["precision"] == "bf16", auto["precision"])
+    check("it learns", accuracy(job) >= 0.76, f"test accuracy {accuracy(job):.4f} after 2 epochs")
+    print(json.dumps({k: auto[k] for k in ("device", "samples_per_s", "tokens_per_s", "phases", "peak_memory_bytes")}))
+    cpu, cpu_losses, _ = run(arguments, work, "cpu", compute={"device": "cpu"}, **exact, **sgd)
+    check("compute=cpu stays on the CPU", cpu["device"] == "cpu", cpu["device"])
+    _, one_losses, _ = run(arguments, work, "one", launch={"num_processes": 1}, **exact, **sgd)
+    worst = max(abs(a - b) for a, b in zip(cpu_losses, one_losses, strict=True))
+    check("fp32 losses of GPU and CPU", worst < 1e-4, f"at most {worst:.1e} apart over 30 steps")
+    if gpus > 1:
+        two, two_losses, _ = run(arguments, work, "two", launch={"num_processes": 2}, **exact, **sgd)
+        worst = max(abs(a - b) for a, b in zip(one_losses, two_losses, strict=True))
+        seen = f"at most {worst:.1e} apart, world size {two['world_size']}"
+        check("fp32 losses of 1 and 2 GPUs", worst < 1e-5, seen)
+    same, same_losses, _ = run(arguments, work, "again", launch={"num_processes": 1}, **exact, **sgd)
+    check("the same seed repeats", same_losses == one_losses, f"30 losses, {same['device']}")
+    try:
+        run(arguments, work, "many", launch={"num_processes": gpus + 1}, compute={"device": "cuda"}, max_steps=1)
+        check("more processes than GPUs is refused", False, "it ran")
+    except UserError as error:
+        check("more processes than GPUs is refused", "no GPU of its own" in str(error), str(error).splitlines()[0])
+
+
+def repeating(arguments: argparse.Namespace, work: Path, check: Check) -> None:
+    """AdamW in bf16 with dropout, on the fast path where it applies: what repeats, to the bit."""
+    kept = {"store": str(work / "store"), "every_steps": 15, "keep": 9, "select": "last"}
+    adam: dict[str, Any] = {"max_steps": 30, "checkpoint": kept, "launch": {"num_processes": 1}}
+    whole, whole_losses, _ = run(arguments, work, "whole", **adam)
+    place = str(work / "store" / "whole" / "step-00000015")
+    rest, rest_losses, _ = run(arguments, work, "rest", resume=place, **adam)
+    worst = max(abs(a - b) for a, b in zip(whole_losses, rest_losses, strict=True))
+    seen = f"from step {rest['resumed_from']}, at most {worst:.1e} apart, dropout on, {whole['precision']}"
+    check("a resumed run goes on exactly", rest["resumed_from"] == 15 and worst < 1e-6, seen)
+    print(f"     saves held training up {whole['save_stall_s']} s in {whole['phases']['train_s']} s")
+    _, again, _ = run(arguments, work, "repeated", **adam)
+    check("with dropout the same seed repeats", again == whole_losses, f"30 losses, steps {whole.get('steps_taken')}")
+    _, other, _ = run(arguments, work, "seed", seed=7, **adam)
+    check("another seed differs", other != whole_losses, "seeds 42 and 7")
+
+
+def learning(arguments: argparse.Namespace, work: Path, check: Check) -> None:
+    """The fast path and the plain way reach the same accuracy, within noise."""
+    found: dict[str, list[float]] = {"on": [], "off": []}
+    for seed in arguments.seeds:
+        for fast, seen in found.items():
+            values = {"epochs": 2, "optimizer": {"lr": 1e-4}, "seed": seed, "compute": {"fast": fast}}
+            result, _, job = run(arguments, work, f"fast-{fast}-{seed}", launch={"num_processes": 1}, **values)
+            seen.append(accuracy(job))
+            print(f"     fast={fast} seed {seed}: accuracy {seen[-1]:.4f}, {result['samples_per_s']} samples/s")
+    gap = (sum(found["on"]) - sum(found["off"])) / len(arguments.seeds)
+    seen = f"mean test accuracies {gap:+.4f} apart, {len(arguments.seeds)} seeds"
+    check("the fast path learns as well as the plain way", abs(gap) < 0.02, seen)
+
+
+PARTS = {"devices": devices, "repeating": repeating, "learning": learning}
+
+
 def main() -> int:
     """Run all checks; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=lambda text: Path(text).absolute(), required=True)
     parser.add_argument("--splits", type=lambda text: Path(text).absolute(), required=True)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of `learning`")
     arguments = parser.parse_args()
     gpus = torch.cuda.device_count()
     print(f"torch {torch.__version__}, {gpus} x {torch.cuda.get_device_name(0) if gpus else 'no GPU'}")
-    checks: list[tuple[str, bool, str]] = []
+    failed: list[str] = []
 
     def check(name: str, passed: bool, seen: str) -> None:
-        checks.append((name, passed, seen))
+        failed.extend([] if passed else [name])
         print(f"{'ok  ' if passed else 'FAIL'} {name}: {seen}", flush=True)
 
-    exact = {"model": {"name": str(arguments.model), "dropout": 0.0}, "precision": "fp32", "max_steps": 30}
-    sgd = {"optimizer": {"name": "sgd", "lr": 0.01, "weight_decay": 0.0}}
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        auto, _, job = run(arguments, work, "auto", epochs=2, optimizer={"lr": 5e-5})
-        check("auto takes every GPU", auto["world_size"] == max(gpus, 1), f"world size {auto['world_size']}")
-        check("auto computes in bf16", auto["precision"] == "bf16", auto["precision"])
-        check("it learns", accuracy(job) >= 0.76, f"test accuracy {accuracy(job):.4f} after 2 epochs")
-        print(
-            json.dumps({k: auto[k] for k in ("device", "samples_per_s", "tokens_per_s", "phases", "peak_memory_bytes")})
-        )
-        cpu, cpu_losses, _ = run(arguments, work, "cpu", compute={"device": "cpu"}, **exact, **sgd)
-        check("compute=cpu stays on the CPU", cpu["device"] == "cpu", cpu["device"])
-        _, one_losses, _ = run(arguments, work, "one", launch={"num_processes": 1}, **exact, **sgd)
-        worst = max(abs(a - b) for a, b in zip(cpu_losses, one_losses, strict=True))
-        check("fp32 losses of GPU and CPU", worst < 1e-4, f"at most {worst:.1e} apart over 30 steps")
-        if gpus > 1:
-            two, two_losses, _ = run(arguments, work, "two", launch={"num_processes": 2}, **exact, **sgd)
-            worst = max(abs(a - b) for a, b in zip(one_losses, two_losses, strict=True))
-            check(
-                "fp32 losses of 1 and 2 GPUs",
-                worst < 1e-5,
-                f"at most {worst:.1e} apart, world size {two['world_size']}",
-            )
-        same, same_losses, _ = run(arguments, work, "again", launch={"num_processes": 1}, **exact, **sgd)
-        check("the same seed repeats", same_losses == one_losses, f"30 losses, {same['device']}")
-        kept = {"store": str(work / "store"), "every_steps": 15, "keep": 9, "select": "last"}
-        adam = {"max_steps": 30, "checkpoint": kept}
-        whole, whole_losses, _ = run(arguments, work, "whole", **adam)
-        place = str(work / "store" / "whole" / "step-00000015")
-        rest, rest_losses, _ = run(arguments, work, "rest", resume=place, **adam)
-        worst = max(abs(a - b) for a, b in zip(whole_losses, rest_losses, strict=True))
-        seen = f"from step {rest['resumed_from']}, at most {worst:.1e} apart, dropout on, {whole['precision']}"
-        check("a resumed run goes on exactly", rest["resumed_from"] == 15 and worst < 1e-4, seen)
-        print(f"     saves held training up {whole['save_stall_s']} s in {whole['phases']['train_s']} s")
-        try:
-            run(arguments, work, "many", launch={"num_processes": gpus + 1}, compute={"device": "cuda"}, max_steps=1)
-            check("more processes than GPUs is refused", False, "it ran")
-        except UserError as error:
-            check("more processes than GPUs is refused", "no GPU of its own" in str(error), str(error).splitlines()[0])
-    return 0 if all(passed for _, passed, _ in checks) else 1
+        for part in arguments.only:
+            PARTS[part](arguments, Path(folder), check)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -309,6 +309,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=["bert", "llama"], default=["bert", "llama"])
     parser.add_argument("--gpus", nargs="+", type=int, help="numbers of GPUs; default 1, 2, 4, ... as there are")
+    parser.add_argument(
+        "--whole", type=int, help="number of GPUs on which the rarer strategies run too; default the most"
+    )
     parser.add_argument("--steps", type=int, default=200, help="of bert")
     parser.add_argument("--large-steps", type=int, default=100, help="of llama")
     parser.add_argument("--budget", type=float, default=460, help="seconds; what does not fit is said")
@@ -333,7 +336,7 @@ def main() -> int:
     failed = [] if has_zero else ["zero1, zero2, zero3: DeepSpeed is not installed there"]
     failed += [f"more than {max(numbers)} GPUs: not there, or not asked for"]
     for number in sorted(numbers, key=lambda n: (n != 1, -n)):  # what lies between the ends comes last
-        most = number == max(numbers)
+        most = number == (arguments.whole or max(numbers))
         cases = cases_of(arguments.models, number, steps, large, has_zero, arguments.quick, most)
         for processes in sorted({case["processes"] for case in cases}, reverse=True):
             part = [case for case in cases if case["processes"] == processes]

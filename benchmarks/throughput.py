@@ -30,6 +30,7 @@ from skytune.config import Precision
 from skytune.data.batches import TokenTable
 from skytune.training.flops import peak, work_of
 
+LONG = {"kind": "ours", "fast": "auto", "long": True, "buckets": 1}
 CASES: dict[str, dict[str, Any]] = {
     "published loop, fp32": {"kind": "loop", "batch": 8, "steps": 300, "warm": 50},
     "HF Trainer, bf16": {"kind": "trainer", "batch": 32, "bf16": True, "steps": 250, "warm": 50},
@@ -38,14 +39,42 @@ CASES: dict[str, dict[str, Any]] = {
     "skytune": {"kind": "ours", "batch": 32, "fast": "auto", "steps": 2000, "warm": 400, "buckets": 1},
     "skytune ": {"kind": "ours", "batch": 256, "fast": "auto", "steps": 700, "warm": 200, "buckets": 1},
     "skytune, 3 epochs and validations": {"kind": "ours", "batch": 32, "fast": "auto", "epochs": 3, "buckets": 1},
-    "skytune, long rows": {"kind": "ours", "batch": 32, "fast": "auto", "steps": 400, "warm": 100, "long": True},
-    "skytune, long rows ": {"kind": "ours", "batch": 128, "fast": "auto", "steps": 160, "warm": 40, "long": True},
+    "skytune, long rows": {
+        "kind": "ours",
+        "batch": 32,
+        "fast": "auto",
+        "steps": 400,
+        "warm": 100,
+        "long": True,
+        "buckets": 1,
+    },
+    "skytune, long rows ": {
+        "kind": "ours",
+        "batch": 128,
+        "fast": "auto",
+        "steps": 160,
+        "warm": 40,
+        "long": True,
+        "buckets": 1,
+    },
 }
 QUICK: dict[str, dict[str, Any]] = {
     "HF Trainer, fp32": {"kind": "trainer", "batch": 32, "steps": 40, "warm": 8},
     "HF Trainer, fp32, group_by_length": {"kind": "trainer", "batch": 32, "steps": 40, "warm": 8, "grouped": True},
     "skytune": {"kind": "ours", "batch": 32, "fast": "auto", "steps": 40, "warm": 8},
 }
+
+RATIOS = [
+    (("skytune", 32), ("HF Trainer, bf16", 32)),
+    (("skytune", 32), ("HF Trainer, fp32", 32)),
+    (("skytune", 32), ("HF Trainer, fp32, group_by_length", 32)),
+    (("skytune", 32), ("published loop, fp32", 8)),
+    (("skytune", 256), ("skytune eager, buckets, bf16", 256)),
+]
+"""What is compared: (name, batch) of ours, and of the baseline."""
+
+DETAIL = ("phases", "steps_taken", "fast", "padding_share")
+"""What a row keeps of a run's result."""
 
 
 def model_of(arguments: argparse.Namespace) -> Any:
@@ -224,7 +253,7 @@ def one(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, Any]:
         "samples_per_s": round(rows_a_second, 1),
         "ms_per_step": round(1e3 * seen["seconds"] / seen["steps"], 3),
         "mfu": round(rows_a_second * flops / most, 4) if most else None,
-        **({"detail": seen["result"]} if "result" in seen else {}),
+        **({"detail": {key: seen["result"].get(key) for key in DETAIL}} if "result" in seen else {}),
     }
 
 
@@ -261,30 +290,55 @@ def main() -> int:
             f"{row['samples_per_s']:10.1f} samples/s {mfu}",
             flush=True,
         )
-    if arguments.out and rows:
-        write(arguments.out, rows)
+        if arguments.out:
+            write(arguments.out, rows)  # after each: what was measured survives a time limit
     return 1 if failed else 0
 
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the table as JSON and as Markdown."""
+    """Write the table as JSON and as Markdown; rows of earlier calls on such a device stay until measured again."""
     import transformers
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     head = {
-        "device": device, "date": date.today().isoformat(), "torch": torch.__version__,
-        "transformers": transformers.__version__, "python": platform.python_version(),
-        "command": "python benchmarks/throughput.py " + " ".join(sys.argv[1:]),
+        "device": device, "torch": torch.__version__, "transformers": transformers.__version__,
+        "python": platform.python_version(),
     }  # fmt: skip
+    command = "python benchmarks/throughput.py " + " ".join(sys.argv[1:])
+    now = [{**row, "date": date.today().isoformat(), "command": command} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "throughput.json").write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
-    lines = [f"# Training throughput on one {device}", ""]
+    file = folder / ("throughput.json" if torch.cuda.is_available() else "throughput-cpu.json")
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    measured = {(row["name"], row["batch"]) for row in now}
+    if all(before.get(key) == value for key, value in head.items()):
+        now = [row for row in before["rows"] if (row["name"], row["batch"]) not in measured] + now
+    file.write_text(json.dumps({**head, "rows": now}, indent=1) + "\n")
+    file.with_suffix(".md").write_text("\n".join(page(head, now)) + "\n")
+
+
+def page(head: dict[str, str], rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table as lines of Markdown."""
+    lines = [f"# Training throughput on one {head['device']}", ""]
     lines += [f"- {key}: {value}" for key, value in head.items() if key != "device"]
-    lines += ["", "| what | batch | ms/step | samples/s | MFU |", "|---|---|---|---|---|"]
+    calls = list(dict.fromkeys((row["date"], row["command"]) for row in rows))
+    lines += [f"- call {number}, {day}: `{command}`" for number, (day, command) in enumerate(calls, 1)]
+    lines += ["", "| what | batch | ms/step | samples/s | MFU | call |", "|---|---|---|---|---|---|"]
     for row in rows:
-        mfu = f"{100 * row['mfu']:.1f}%" if row["mfu"] else "n/a"
-        lines.append(f"| {row['name']} | {row['batch']} | {row['ms_per_step']} | {row['samples_per_s']} | {mfu} |")
-    (folder / "throughput.md").write_text("\n".join(lines) + "\n")
+        mfu, call = f"{100 * row['mfu']:.1f}%" if row["mfu"] else "n/a", calls.index((row["date"], row["command"])) + 1
+        lines.append(
+            f"| {row['name']} | {row['batch']} | {row['ms_per_step']} | {row['samples_per_s']} | {mfu} | {call} |"
+        )
+    rates = {(row["name"], row["batch"]): row["samples_per_s"] for row in rows}
+    for ours, theirs in RATIOS:
+        if ours in rates and theirs in rates:
+            ratio = rates[ours] / rates[theirs]
+            lines += ["", f"{ours[0]} at batch {ours[1]}: {ratio:.2f} times {theirs[0]} at batch {theirs[1]}."]
+    for row in rows:
+        if "detail" in row:
+            spent = ", ".join(f"{key} {value}" for key, value in row["detail"]["phases"].items())
+            taken = row["detail"].get("fast") or "not taken"
+            lines += ["", f"{row['name']}, batch {row['batch']}: {spent}; fast path: {taken}"]
+    return lines
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import http.server
 import json
 import threading
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
 
@@ -24,6 +25,8 @@ class Hub(http.server.ThreadingHTTPServer):
         """Statuses of the next commits."""
         self.at_once = False
         """Whether others create repositories at the same moment."""
+        self.fault: Callable[[str, str], int | None] | None = None
+        """Given method and path, before the body is read: may wait (be silent), answer a status, or let pass (None)."""
         self.token = "Bearer hf_right"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -46,6 +49,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1
 
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except ConnectionError:
+            pass  # the client has gone
+
     def log_message(self, *_: Any) -> None:
         pass
 
@@ -59,8 +68,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_any(self) -> None:
+        fault = self.server.fault
+        status = fault(self.command, self.path) if fault else None
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
+        if len(body) < length:
+            return None  # the client has gone
+        if status is not None:
+            return self.answer(status, {"error": "by the test"})
         parts = [urllib.parse.unquote(p) for p in urllib.parse.urlsplit(self.path).path.strip("/").split("/")]
         if parts[0] == "blob":
             if self.command == "PUT":

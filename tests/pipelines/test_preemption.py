@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,30 +51,23 @@ def interrupted(scene: Any, number: signal.Signals, after_step: int) -> subproce
     return subprocess.CompletedProcess(child.args, child.returncode, said + rest, err)
 
 
-def test_sigterm_and_usr1_save_and_the_same_command_goes_on(scene: Any) -> None:
+def test_sigterm_and_ctrl_c_save_and_the_same_command_goes_on(scene: Any) -> None:
+    """SIGUSR1 does the same: `test_slurm.py`."""
     first = interrupted(scene, signal.SIGTERM, after_step=10)
     assert first.returncode == 75, first.stderr
     stopped = int(re.search(r"stopped after step (\d+)", first.stderr)[1])  # type: ignore[index]
     assert 10 <= stopped < 96
-    second = interrupted(scene, signal.SIGUSR1, after_step=stopped + 10)
-    assert second.returncode == 75, second.stderr
+    second = interrupted(scene, signal.SIGINT, after_step=stopped + 10)
+    assert second.returncode == 130, second.stderr
     assert f"resuming from step {stopped} " in second.stdout
-    again = int(re.search(r"stopped after step (\d+)", second.stderr)[1])  # type: ignore[index]
+    assert "goes on from the last checkpoint" in second.stderr
+    (folder,) = [path for path in (scene.home / "skytune" / "runs").iterdir() if path.is_dir()]
+    again = max(int(path.parent.name[5:]) for path in (folder / "checkpoints").rglob("step-*/manifest.json"))
+    assert again > stopped + 9
     last = scene.run(*scene.words)
     assert last.code == 0, last.err
     assert f"resuming from step {again} " in last.out
-    (folder,) = [path for path in (scene.home / "skytune" / "runs").iterdir() if path.is_dir()]
     records = [json.loads(line) for line in (folder / "outputs" / "history.jsonl").read_text().splitlines()]
     steps = [record["step"] for record in records if record["kind"] == "step"]
     assert steps == sorted(set(steps)) and steps[-1] == 96
     assert not list((folder / "checkpoints").rglob("step-*")), "a finished run needs its checkpoints no more"
-
-
-def test_ctrl_c_saves_too(scene: Any) -> None:
-    scene.words.append("seed=7")
-    done = interrupted(scene, signal.SIGINT, after_step=5)
-    assert done.returncode == 130, done.stderr
-    assert "goes on from the last checkpoint" in done.stderr
-    folders = [path for path in (scene.home / "skytune" / "runs").iterdir() if path.is_dir()]
-    newest = max(folders, key=lambda path: path.stat().st_mtime)
-    assert list(Path(newest, "checkpoints").rglob("step-*/manifest.json"))

@@ -68,14 +68,28 @@ def cut_back(tmp_path: Path) -> Callable[..., Path]:
     return cut
 
 
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Any]:
+@pytest.fixture(scope="session")
+def forking() -> Iterator[Any]:
     """A server that forks workers, which are cheap."""
     from lives import Lives
 
     server = Lives()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def lives(forking: Any) -> Any:
+    """Lives of workers; a module that wants them to find something in their environment overrides this."""
+    return forking
+
+
+@pytest.fixture
+def forked(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run jobs in real worker processes that are forked: starting them anew takes ten times as long as a small job."""
+    from lives import Forked
+
+    monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", lambda: Forked(lives))
 
 
 @pytest.fixture(scope="module")

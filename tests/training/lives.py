@@ -1,11 +1,13 @@
 """Lives of worker processes, cheap enough to take many of them: a server that has imported everything forks a process
 group for each (importing takes ten times as long as a small job), which then is `skytune.training.worker` on a job
-directory like any other. `laid` lays job directories out and reads what runs have left.
+directory like any other. `laid` lays job directories out and reads what runs have left; `Forked` is a launcher.
 
-    python lives.py         the server: reads `{"job": ..., "processes": ..., "output": ..., "env": {...}}` lines
+    python lives.py         the server: reads `{"job": ..., "processes": ..., "output": ..., "env": {...}}` lines, and
+                            `{"serve": [fifo, fifo]}` for another server, which reads and writes there
     python lives.py s3      Moto's S3 in a process of its own; prints its port
 """
 
+import copy
 import json
 import os
 import selectors
@@ -14,20 +16,25 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 LONGEST = 120
 """Seconds that a life may take."""
 
 
 def serve() -> None:
-    """Fork one process group for every line on stdin; say its id, and then how it ended."""
+    """Import what workers import, and serve."""
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
     import s3fs  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
+    import transformers.models.auto.tokenization_auto
     import transformers.models.bert.modeling_bert  # noqa: F401
 
     import skytune.training.session
@@ -35,14 +42,24 @@ def serve() -> None:
     import skytune.training.worker  # noqa: F401
 
     print("ready", flush=True)
-    for line in sys.stdin:
+    _serve(sys.stdin, sys.stdout)
+
+
+def _serve(orders: TextIO, answers: TextIO) -> None:
+    """Fork one process group for every order; say its id, and then how it ended. Never returns."""
+    for line in orders:
         order = json.loads(line)
         child = os.fork()
         if not child:
+            if "serve" in order:
+                orders, answers = open(order["serve"][0]), open(order["serve"][1], "w")  # noqa: SIM115
+                _serve(orders, answers)
             _live(order)
-        print(child, flush=True)
+        if "serve" in order:
+            continue
+        print(child, file=answers, flush=True)
         status = os.waitpid(child, 0)[1]
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
     os._exit(0)  # an interpreter that has imported all this takes seconds to end
 
 
@@ -55,6 +72,7 @@ def _live(order: dict[str, Any]) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.environ.update(order["env"])
+    _read_again()
     size, ranks = order["processes"], []
     os.environ["SKYTUNE_WORLD_SIZE"] = str(size)
     if size == 1:
@@ -70,6 +88,15 @@ def _live(order: dict[str, Any]) -> None:
             _work(order["job"])
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
     os._exit(1 if any(codes) else 0)
+
+
+def _read_again() -> None:
+    """Let libraries forget what they have read from the environment when they were imported."""
+    from huggingface_hub import constants
+
+    tempfile.tempdir = None
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET"):
+        setattr(constants, name, os.environ.get(name) == "1")
 
 
 def _work(job: str) -> None:
@@ -133,40 +160,69 @@ class Life:
 class Lives:
     """The server, seen from a test."""
 
-    def __init__(self, **env: str) -> None:
+    def __init__(self) -> None:
         here = str(Path(__file__).parent)
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **env}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         variables["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [variables.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables
         )
-        assert self.process.stdout is not None
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.process.stdout, selectors.EVENT_READ)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.env: dict[str, str] = {}
+        self._begin(self.process.stdin.fileno(), self.process.stdout.fileno())
         assert self.line() == "ready"
+
+    def _begin(self, orders: int, answers: int) -> None:
+        self.orders, self.answers = orders, answers
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(answers, selectors.EVENT_READ)
+        self.last: list[Life] = []
+
+    def within(self, **env: str) -> "Lives":
+        """Return the same server, whose lives find this in their environment."""
+        found = copy.copy(self)
+        found.env = {**self.env, **env}
+        return found
+
+    @contextmanager
+    def twin(self) -> Iterator["Lives"]:
+        """Give another server, for two lives at once: one server serves one at a time."""
+        with tempfile.TemporaryDirectory() as folder:
+            fifos = [f"{folder}/orders", f"{folder}/answers"]
+            for fifo in fifos:
+                os.mkfifo(fifo)
+            self._order(serve=fifos)
+            found = copy.copy(self)
+            found._begin(os.open(fifos[0], os.O_WRONLY), os.open(fifos[1], os.O_RDONLY))
+        yield found
+        os.close(found.orders)
+        os.close(found.answers)
+
+    def _order(self, **order: Any) -> None:
+        os.write(self.orders, json.dumps(order).encode() + b"\n")
 
     def readable(self, timeout: float) -> bool:
         return bool(self.selector.select(timeout))
 
     def line(self) -> str:
-        assert self.process.stdout is not None
         # Byte by byte from the file descriptor: a buffer would hide a line from `select`.
         found = b""
         while not found.endswith(b"\n"):
-            byte = os.read(self.process.stdout.fileno(), 1)
-            assert byte, f"the server ended with {self.process.wait(10)}"
+            byte = os.read(self.answers, 1)
+            assert byte, f"the server has ended ({self.process.poll()})"
             found += byte
         return found.decode().strip()
 
     def start(self, job: Path, processes: int = 1, **env: str) -> Life:
         """Begin a life on a job directory, emptied of what the one before had put out (as a launcher does)."""
+        while self.last:  # a test that failed has left it
+            self.last.pop().kill()
         shutil.rmtree(job / "outputs", ignore_errors=True)
         (job / "preempt").unlink(missing_ok=True)
-        order = {"job": str(job), "processes": processes, "output": str(job / "output.txt"), "env": env}
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.process.stdin.flush()
-        return Life(self, int(self.line()), job / "output.txt")
+        output = job / "output.txt"
+        self._order(job=str(job), processes=processes, output=str(output), env={**self.env, **env})
+        self.last.append(Life(self, int(self.line()), output))
+        return self.last[-1]
 
     def live(self, job: Path, processes: int = 1, **env: str) -> Life:
         """Have a whole life; `code` says how it ended."""
@@ -180,6 +236,23 @@ class Lives:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(60)
+
+
+class Forked:
+    """A launcher whose workers are forked."""
+
+    def __init__(self, lives: Lives) -> None:
+        self.lives = lives
+
+    def run(self, job: Any, compute: Any) -> None:
+        from skytune.launch.gpus import processes_wanted
+        from skytune.launch.local import failure
+
+        config = job.read_job().config
+        life = self.lives.live(job.root, processes_wanted(compute, config.launch), SKYTUNE_STARTED=repr(time.time()))
+        print(life.said, end="")
+        if life.code != 0 or job.read_result() is None:
+            raise failure(job, life.code or 0, life.said.splitlines())
 
 
 def serve_s3() -> None:

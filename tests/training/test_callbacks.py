@@ -177,7 +177,7 @@ def test_a_state_that_cannot_be_saved_is_told_before_training(run_job: Any, here
 
 
 def test_one_process_that_stops_ends_all_and_rank_0_tells_of_checkpoints(
-    run_job: Any, own: str, kept: Any, tmp_path: Path
+    run_job: Any, forked: None, own: str, kept: Any, tmp_path: Path
 ) -> None:
     callbacks = {
         "stop": {"_target_": f"{own}.StopsOn", "rank": 1, "step": 3},

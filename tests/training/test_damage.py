@@ -4,8 +4,6 @@ it ends in one line and leaves everything as it was. All with real workers."""
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,21 +87,17 @@ def test_undamaged_the_newest_is_used(lives: Any, whole: Path, run: Path) -> Non
     assert same(weights(whole), weights(whole / "undisturbed"))
 
 
-def test_all_broken_ends_in_one_line_and_changes_nothing(whole: Path, run: Path) -> None:
-    """Case 15: a real worker process; never a silent start at step 0."""
+def test_all_broken_ends_in_one_line_and_changes_nothing(lives: Any, whole: Path, run: Path) -> None:
+    """Case 15: never a silent start at step 0."""
     flip(run / "step-00000004" / "optimizer.safetensors")
     delete(run / "step-00000002" / "history.json")
     (run / ".step-00000006-1-00000000").mkdir()  # what a kill may have left
     (run / ".step-00000006-1-00000000" / "model.safetensors").write_bytes(b"half")
     (run / "lease.json").unlink()
     before = tree(run)
-    shutil.rmtree(whole / "outputs", ignore_errors=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "skytune.training.worker", str(whole)], capture_output=True, text=True, timeout=120,
-        env={**os.environ, "SKYTUNE_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("model: ")]
+    life = lives.live(whole)
+    assert life.code == 1
+    lines = [line for line in life.said.splitlines() if not line.startswith("model: ")]
     assert len(lines) == 1, lines
     for part in ("no checkpoint there is whole", "step-00000004: optimizer.safetensors is damaged",
                  "step-00000002: history.json is missing", "resume=never"):  # fmt: skip
@@ -129,12 +123,8 @@ def test_all_broken_through_the_launcher(whole: Path, run: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def s3_lives(s3_process: dict[str, str]) -> Any:
-    from lives import Lives
-
-    server = Lives(**s3_process)
-    yield server
-    server.close()
+def s3_lives(s3_process: dict[str, str], forking: Any) -> Any:
+    return forking.within(**s3_process)
 
 
 def test_a_store_that_lags(s3_lives: Any, place: Any, s3_process: dict[str, str]) -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "2x2x2": (2, 2), "1x2x4": (1, 2), "1x3x3": (1, 3)}
 """Name to (processes, micro-batch); 1x3x3 ends every step with a smaller accumulation group."""
 

@@ -35,14 +35,11 @@ def door() -> Iterator[S3]:
 
 
 @pytest.fixture(scope="module")
-def two_lives(door: S3) -> Iterator[tuple[Any, Any]]:
+def two_lives(door: S3, forking: Any) -> Iterator[tuple[Any, Any]]:
     """Two servers: one serves one life at a time."""
-    from lives import Lives
-
-    servers = Lives(**door.env), Lives(**door.env)
-    yield servers
-    for server in servers:
-        server.close()
+    first = forking.within(**door.env)
+    with first.twin() as second:
+        yield first, second
 
 
 @pytest.fixture(scope="module")

@@ -38,12 +38,8 @@ def _open_again(door: S3) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def lives(door: S3) -> Iterator[Any]:
-    from lives import Lives
-
-    server = Lives(**door.env)
-    yield server
-    server.close()
+def lives(door: S3, forking: Any) -> Any:
+    return forking.within(**door.env)
 
 
 @pytest.fixture(scope="module")
@@ -192,9 +188,9 @@ def test_a_store_that_cannot_lock_is_told_and_used(door: S3, lives: Any, calm: P
 def test_other_processes_wait_for_a_last_save_that_takes_long(door: S3, lives: Any, lay: Any) -> None:
     """Longer than they wait for each other in any one operation."""
     door.fault = lambda method, path: (
-        time.sleep(15) if method == "PUT" and path.endswith("step-00000012/manifest.json") else None
+        time.sleep(9) if method == "PUT" and path.endswith("step-00000012/manifest.json") else None
     )
-    job = lay("long", {"asynchronous": True, "retry_seconds": 60.0}, launch={"start_timeout_seconds": 10.0})
+    job = lay("long", {"asynchronous": True, "retry_seconds": 60.0}, launch={"start_timeout_seconds": 6.0})
     life = lives.live(job, 2)
     assert life.code == 0, life.said
     assert result(job)["world_size"] == 2 and result(job)["save_failed"] == ""

@@ -1,7 +1,6 @@
 """SIGKILL at random moments, in the middle of an upload included; checkpoints in a bucket (Moto's server, in a process
 of its own, speaks S3's real protocol). See `killing`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,8 @@ def bucket(s3_process: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def lives(s3_process: dict[str, str], bucket: Bucket) -> Iterator[Any]:
-    from lives import Lives
-
-    server = Lives(**s3_process, TMPDIR=str(bucket.scratch))
-    yield server
-    server.close()
+def lives(s3_process: dict[str, str], bucket: Bucket, forking: Any) -> Any:
+    return forking.within(**s3_process, TMPDIR=str(bucket.scratch))
 
 
 @pytest.mark.slow

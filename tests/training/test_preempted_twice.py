@@ -1,4 +1,4 @@
-"""A run that is told to end twice, through the real launcher: after exactly steps 30 and 60 of 100."""
+"""A run that is told to end twice, the first time through the real launcher: after exactly steps 30 and 60 of 100."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from skytune.launch.local import LocalLauncher
 
 @pytest.mark.slow
 def test_the_third_start_goes_on_from_the_second_preemption(
-    lives: Any, place: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    lives: Any, place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 14 (accelerate #1601, #1163): once by SIGTERM, once by the flag file; `keep=2` keeps the two newest."""
     # 40 rows in batches of 8: 20 epochs of 5 steps.
@@ -28,25 +28,18 @@ def test_the_third_start_goes_on_from_the_second_preemption(
     def kept() -> list[int]:
         return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
 
-    def start(end: str) -> None:
-        monkeypatch.setenv("SKYTUNE_TEST_END", end)
-        for name in ("result.json", "history.jsonl"):
-            (job / "outputs" / name).unlink(missing_ok=True)
-        (job / "preempt").unlink(missing_ok=True)
-        LocalLauncher().run(JobDir(job), ComputeConfig(device=Device.cpu))
-
     # Told after one step, a run takes the next one and ends.
+    monkeypatch.setenv("SKYTUNE_TEST_END", "29 term")
     with pytest.raises(Preempted, match="stopped after step 30, which is saved"):
-        start("29 term")
+        LocalLauncher().run(JobDir(job), ComputeConfig(device=Device.cpu))
     assert kept() == [25, 30]
     assert (result(job)["status"], result(job)["steps"]) == ("preempted", 30)
-    with pytest.raises(Preempted, match="stopped after step 60, which is saved"):
-        start("59 file")
-    assert result(job)["resumed_from"] == 30
+    life = lives.live(job, SKYTUNE_TEST_END="59 file")
+    assert life.code == 0 and "resuming from step 30 " in life.said
+    assert (result(job)["status"], result(job)["steps"], result(job)["resumed_from"]) == ("preempted", 60, 30)
     assert kept() == [50, 60]
-    capfd.readouterr()
-    start("")
-    assert "resuming from step 60 " in capfd.readouterr().out
+    life = lives.live(job)
+    assert life.code == 0 and "resuming from step 60 " in life.said
     found = result(job)
     assert (found["resumed_from"], found["steps"], found["train_rows"]) == (60, 100, 800)
     assert kept() == [75, 100]

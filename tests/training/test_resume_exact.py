@@ -18,23 +18,31 @@ ROWS, STEPS_PER_EPOCH, STEPS = 90, 12, 36
 MIDDLE = 18
 """In the middle of epoch 1 (they count from 0)."""
 
+KINDS: dict[str, dict[str, Any]] = {
+    "dropout": {},
+    "adamw": {"model": {"dropout": 0.0}},
+    "sgd": {"model": {"dropout": 0.0}, "optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0.0}},
+}
+WITHIN = {"adamw": 1e-5, "sgd": 1e-6}
+"""How far weights may be apart where another number of processes has added up in another order (seen: 1e-8 in both).
+AdamW divides by the root of a mean of squares: where gradients are near 0 that can make much of a rounding error."""
+
 
 @pytest.fixture(scope="module")
 def whole(lives: Any, place: Any) -> Any:
     """Return a maker of (job directory, what an undisturbed run on so many processes left), one for each pair."""
-    made: dict[tuple[int, bool], tuple[Path, dict[str, Any]]] = {}
+    made: dict[tuple[int, str], tuple[Path, dict[str, Any]]] = {}
 
-    def make(processes: int, dropout: bool) -> tuple[Path, dict[str, Any]]:
-        if (processes, dropout) not in made:
-            name = f"whole-{processes}-{'dropout' if dropout else 'plain'}"
-            model = {} if dropout else {"dropout": 0.0}
-            job = place.lay(name, epochs=3, model=model, checkpoint={"every_steps": MIDDLE})
+    def make(processes: int, kind: str) -> tuple[Path, dict[str, Any]]:
+        if (processes, kind) not in made:
+            name = f"whole-{processes}-{kind}"
+            job = place.lay(name, epochs=3, checkpoint={"every_steps": MIDDLE}, **KINDS[kind])
             life = lives.live(job, processes)
             assert life.code == 0, life.said
             seen = place.seen(job)
             assert_permutations(seen, ROWS, STEPS_PER_EPOCH)
-            made[processes, dropout] = job, left(job) | {"seen": seen}
-        return made[processes, dropout]
+            made[processes, kind] = job, left(job) | {"seen": seen}
+        return made[processes, kind]
 
     return make
 
@@ -53,15 +61,15 @@ def without_the_last(place: Any, job: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "dropout"),
-    [(1, 1, True), (2, 2, True), (1, 2, True), (2, 1, True), (1, 2, False), (2, 1, False)],
-    ids=["1-to-1", "2-to-2", "1-to-2", "2-to-1", "1-to-2-no-dropout", "2-to-1-no-dropout"],
+    ("before", "after", "kind"),
+    [(1, 1, "dropout"), (2, 2, "dropout"), *((b, a, kind) for kind in KINDS for b, a in ((1, 2), (2, 1)))],
+    ids=lambda value: str(value),
 )
-def test_nothing_differs(lives: Any, place: Any, whole: Any, before: int, after: int, dropout: bool) -> None:
+def test_nothing_differs(lives: Any, place: Any, whole: Any, before: int, after: int, kind: str) -> None:
     """Case 13 (accelerate #2016, #2823, #4233): stopped in the middle of epoch 1. Rows, schedule and totals are exact
-    in any case; losses and weights are bit for bit the same on as many processes, with dropout on, and agree to 1e-5
-    on another number of them, with dropout off (masks are drawn per process)."""
-    job, first = whole(before, dropout)
+    in any case; losses and weights are bit for bit the same on as many processes, with dropout on, and equal but for
+    rounding on another number of them, with dropout off (masks are drawn per process)."""
+    job, first = whole(before, kind)
     without_the_last(place, job)
     for path in job.glob("seen-*"):
         path.unlink()
@@ -82,10 +90,12 @@ def test_nothing_differs(lives: Any, place: Any, whole: Any, before: int, after:
     if before == after:
         assert again["history"] == first["history"]  # losses and gradient norms, too
         assert same(again["weights"], first["weights"])
-    elif not dropout:
+    elif kind != "dropout":
         losses = {step: (record["loss"], first["history"][step]["loss"]) for step, record in again["history"].items()}
-        assert len(losses) == STEPS and max(abs(a - b) for a, b in losses.values()) < 1e-5
-        assert max(np.abs(again["weights"][n] - first["weights"][n]).max() for n in again["weights"]) < 1e-4
+        furthest = max(abs(a - b) for a, b in losses.values())
+        weights_furthest = max(np.abs(again["weights"][n] - first["weights"][n]).max() for n in again["weights"])
+        assert len(losses) == STEPS and furthest < 1e-6
+        assert weights_furthest < WITHIN[kind]
 
 
 def test_nine_rows_give_nine_updates(lives: Any, place: Any) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints of a run: when they are saved, what becomes of saves, and how a run goes on from one."""
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ..config import NotReachable, OnFailure, RunConfig, UserError
 from .callbacks import Callback, Run
 from .checkpoint.lease import Lease, acquire
-from .checkpoint.reading import open_tensors
+from .checkpoint.reading import fetch, open_tensors
 from .checkpoint.retry import Retry
 from .checkpoint.shard_writer import Board, ShardWriter
 from .checkpoint.store import Found, Store
 from .checkpoint.writer import Event, Failed, Writer
 from .resuming import Chosen, choose, mark_finished
 from .snapshot import Snapshot
-from .together import main_does
+from .together import all_do, main_does
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +105,8 @@ class Checkpoints(Callback):
         if chosen is None:
             return
         url, key, step = chosen
-        found = Store.open(url, key, retry=self.store.retry).get(step, into=self.cache, reuse=True)
+        store = Store.open(url, key, retry=self.store.retry)
+        found = all_do(self.world, lambda: fetch(store, step, self.cache))
         self.snapshot.restore(run, found)
         self.saved_step = run.step
 
@@ -213,7 +215,7 @@ class Checkpoints(Callback):
         """Return the best step whose weights can be had (rank 0)."""
         while self.snapshot.best.best is not None and (step := self.snapshot.best.best["step"]) != present:
             try:
-                self.fetched = self.store.get(step, into=self.cache)
+                self.fetched = fetch(self.store, step, self.cache)
                 return int(step)
             except UserError as error:
                 self.failure = f"the best weights, of step {step}, cannot be handed on: {error}"
@@ -225,10 +227,9 @@ class Checkpoints(Callback):
         return present
 
     def weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
-        """Return the weights that one checkpoint hands on, on any process: the averaged ones where there are any."""
-        found = self.fetched
-        if found is None or found.manifest.step != step:
-            found = self.store.get(step, into=self.cache, reuse=True)
+        """Return the weights that one checkpoint hands on: the averaged ones where there are any (collective)."""
+        mine = self.fetched
+        found = all_do(self.world, lambda: mine if mine is not None else fetch(self.store, step, self.cache))
         model = open_tensors(found, "model")
         return model if self.snapshot.ema is None else model.under(open_tensors(found, "ema"))
 
@@ -246,7 +247,7 @@ class Checkpoints(Callback):
 
     def close(self) -> None:
         """Give the lease back."""
-        if self.world.main:
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one process a machine
             shutil.rmtree(self.cache, ignore_errors=True)
         if self.lease is not None:
             self.lease.release()

@@ -9,6 +9,7 @@ from ..config import UserError
 from .checkpoint.foreign import refuse_foreign
 from .checkpoint.manifest import step_name
 from .checkpoint.opening import locate
+from .checkpoint.retry import Retry
 from .checkpoint.store import Found, Store
 
 log = logging.getLogger(__name__)
@@ -20,14 +21,14 @@ Chosen = tuple[str, str, int]
 """URL of a store, run key, step."""
 
 
-def elsewhere(place: str) -> tuple[Store, int | None]:
+def elsewhere(place: str, retry: Retry | None = None) -> tuple[Store, int | None]:
     """Return the store and the step (None for the newest) that a path or URL names: a checkpoint, a run or a store.
 
     Raises:
         UserError: a store that holds several runs, or none.
     """
     found = locate(place)
-    return Store.open(found.store, found.run_key), found.step
+    return Store.open(found.store, found.run_key, retry=retry), found.step
 
 
 def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) -> Chosen | None:
@@ -51,7 +52,7 @@ def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) 
     elif wanted in ("auto", "must"):
         found = store.newest(into=cache)
     else:
-        store, step = elsewhere(wanted)
+        store, step = elsewhere(wanted, store.retry)
         found = store.newest(into=cache) if step is None else store.get(step, into=cache)
         if found is None:
             raise UserError(f"resume={wanted}: holds no checkpoint")

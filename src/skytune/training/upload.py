@@ -8,6 +8,7 @@ from pathlib import Path
 from ..config import UploadConfig, UserError
 from ..config.secrets import reveal
 from .callbacks import Callback, Run
+from .checkpoint.patience import LIBRARY, be_patient
 from .checkpoint.retry import Retry, explain
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class Upload(Callback):
         from huggingface_hub import HfApi
 
         user, name, *rest = self.url.removeprefix("hf://").strip("/").split("/")
-        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+        be_patient(60.0)
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name=LIBRARY)
         api.create_repo(f"{user}/{name}", private=self.private, exist_ok=True)
         api.upload_folder(
             repo_id=f"{user}/{name}", folder_path=folder, path_in_repo="/".join(rest) or None,

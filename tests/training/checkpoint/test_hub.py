@@ -1,12 +1,15 @@
 """A store on the Hub, against a server that speaks the routes it needs: repository, tree, commit, LFS, file."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from skytune.config import UserError
+from skytune.config import NotReachable, UserError
+from skytune.training.checkpoint import patience
+from skytune.training.checkpoint.hub import HubBackend
 from skytune.training.checkpoint.lease import LeaseHeld, acquire
 from skytune.training.checkpoint.opening import runs
 from skytune.training.checkpoint.retry import Retry
@@ -15,6 +18,8 @@ from skytune.training.checkpoint.store import Store
 
 FAST = Retry(deadline_seconds=1, first_seconds=0.02, longest_seconds=0.1)
 
+BRIEF = Retry(deadline_seconds=0.2, first_seconds=0.02, longest_seconds=0.1)
+
 
 @pytest.fixture
 def hub(start_hub: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -22,6 +27,7 @@ def hub(start_hub: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(patience, "seconds", 60.0)
     server = start_hub()
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
@@ -142,3 +148,74 @@ def test_several_processes_cannot_write_one_checkpoint(hub, store):
     assert line.startswith("hf://me/run-store/deep/folder/run-1: ") and "\n" not in line
     assert "cannot be written by several processes together; use another checkpoint.store" in line
     assert store.steps() == []
+
+
+SILENT = {
+    "repository": ("GET", "/api/models/"),
+    "rights": ("GET", "/auth-check"),
+    "listing": ("GET", "/tree/"),
+    "reading": ("GET", "/resolve/"),
+    "batch": ("POST", "/objects/batch"),
+    "content": ("PUT", "/blob/"),
+    "commit": ("POST", "/commit/"),
+}
+
+
+@pytest.fixture
+def silent(hub: Any) -> Iterator[Callable[[str], None]]:
+    """Return a function that lets the Hub accept requests of one kind and never answer, nor read on."""
+    go, ended = threading.Event(), threading.Event()
+    # A client that waits for ever is given what it waits for, and fails the test.
+    timer = threading.Timer(30, lambda: (ended.set(), go.set()))
+    timer.start()
+
+    def fall_silent(kind: str) -> None:
+        method, part = SILENT[kind]
+        hub.fault = lambda m, path: go.wait(60) and None if m == method and part in path else None
+
+    yield fall_silent
+    assert not ended.is_set(), "somebody waited without end"
+    timer.cancel()
+    go.set()
+
+
+@pytest.mark.parametrize("kind", SILENT)
+def test_a_hub_that_falls_silent_counts_as_away(hub, silent, kind, tmp_path, caplog):
+    """Whatever it was asked: `Retry` alone decides how long that lasts, and what was there is intact."""
+    store = Store(HubBackend.open("hf://me/run-store/deep/folder", 0.3), "run-1", BRIEF)
+    store.write(1, {"model.safetensors": bytes(100), "optimizer.safetensors": b"o"})
+    silent(kind)
+    start = time.monotonic()
+    with pytest.raises(NotReachable, match=r"^hf://me/run-store/deep/folder/run-1: gave up on .* no progress for 0"):
+        store.check_writable()
+        acquire(store, "launch-1")
+        store.newest(into=tmp_path)
+        # Two large files, which go up in threads of the client's own; more than the connection takes in one go.
+        store.write(2, {"model.safetensors": bytes(8 * 2**20), "optimizer.safetensors": bytes(8 * 2**20 + 1)})
+    assert time.monotonic() - start < 20
+    assert "Retry 1/5" not in caplog.text, "the client tries again by itself"
+    hub.fault = None
+    assert store.newest().manifest.step == 1
+    store.write(2, {"model.safetensors": bytes(200)})
+    assert store.newest().manifest.step == 2
+
+
+def test_other_requests_are_left_as_they_are(hub, tmp_path, monkeypatch):
+    """Downloads of models and data sets: their timeouts, and a client that a person has made."""
+    from huggingface_hub import HfApi, set_client_factory
+    from huggingface_hub.utils import _http, get_session
+
+    before = _http._GLOBAL_CLIENT_FACTORY
+    made = []
+    set_client_factory(lambda: made.append(_http.default_client_factory()) or made[-1])
+    try:
+        store = Store(HubBackend.open("hf://me/run-store", 0.3), "run-1", BRIEF)
+        HubBackend.open("hf://me/other", 0.3)
+        store.write(1, {"model.safetensors": bytes(100)})
+        assert len(made) == 1 and get_session() is made[0] and made[0].timeout.read is None
+        hub.fault = lambda method, path: time.sleep(1.0)
+        assert HfApi(endpoint=hub.url, token="hf_right").repo_info("me/run-store").sha
+        with pytest.raises(NotReachable):
+            store.steps()
+    finally:
+        set_client_factory(before)

@@ -8,6 +8,8 @@ from safetensors.numpy import load_file
 
 from skytune.config import UserError
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 SAME: dict[str, Any] = {
     "rows": 150, "epochs": 2, "max_steps": 24, "model": {"dropout": 0.0}, "optimizer": {"lr": 1e-3},
     "log": {"every_steps": 1}, "checkpoint": {"select": "last"}, "eval": {"every_steps": 10},

@@ -14,6 +14,7 @@ from typing import Any
 from ...config import UserError
 from . import manifest as manifests
 from .backends import BLOCK, Backend
+from .patience import LIBRARY, be_patient
 
 
 class HubBackend(Backend):
@@ -29,8 +30,11 @@ class HubBackend(Backend):
         self._there = False
 
     @classmethod
-    def open(cls, url: str) -> "HubBackend":
+    def open(cls, url: str, patience: float = 60.0) -> "HubBackend":
         """Return the backend of a URL.
+
+        Args:
+            patience: seconds without any progress after which the Hub counts as away.
 
         Raises:
             UserError: it does not name a user's repository, or huggingface_hub is missing.
@@ -39,7 +43,7 @@ class HubBackend(Backend):
         if not user or not name or user in ("datasets", "spaces", "models", "buckets") or "@" in name:
             raise UserError(f"checkpoint.store={url}: write hf://user/name (a model repository), or with a folder")
         try:
-            import huggingface_hub  # noqa: F401
+            be_patient(patience)
         except ImportError as error:
             raise UserError(
                 f'checkpoint.store={url}: needs another package ({error}): pip install "skytune[train]"'
@@ -51,7 +55,7 @@ class HubBackend(Backend):
         """The Hub's client."""
         from huggingface_hub import HfApi
 
-        return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+        return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name=LIBRARY)
 
     def path(self, path: str) -> str:
         """See `Backend`."""
@@ -86,7 +90,7 @@ class HubBackend(Backend):
         )
 
         address = hf_hub_url(self.repo, self.path(path), revision=revision, endpoint=self.api.endpoint)
-        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        headers = {**build_hf_headers(library_name=LIBRARY), "Accept-Encoding": "identity"}
         with get_session().stream("GET", address, headers=headers, follow_redirects=True) as response:
             try:
                 if response.status_code >= 400:
@@ -180,4 +184,7 @@ class HubBackend(Backend):
             CommitOperationAdd(self.path(name), content if isinstance(content, bytes) else str(content))
             for name, content in files.items()
         ]
-        self.api.create_commit(self.repo, [*adds, *others], commit_message=message, parent_commit=parent)
+        try:
+            self.api.create_commit(self.repo, [*adds, *others], commit_message=message, parent_commit=parent)
+        except RuntimeError as error:  # around what went wrong with a large file, of which it says nothing
+            raise error.__cause__ or error from None

@@ -46,7 +46,7 @@ def open_backend(url: str, options: dict[str, Any] | None = None, patience: floa
     if kind == "hf":
         from .hub import HubBackend
 
-        return HubBackend.open(url)
+        return HubBackend.open(url, patience)
     if kind == "memory":
         return MemoryBackend(url, fsspec.filesystem("memory"), f"/{rest.strip('/')}")
     if kind == "s3":

@@ -1,12 +1,13 @@
 """From the files of a checkpoint back to what was saved in it."""
 
+import fcntl
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
 from .shards import INDEX, Stored
-from .store import Found
+from .store import Found, Store
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,28 @@ def open_tensors(found: Found, name: str) -> Stored:
     if name not in index:
         raise UserError(f"{found.location}: holds no {name}")
     return Stored(found.files, index[name])
+
+
+def fetch(store: Store, step: int, folder: Path) -> Found:
+    """Return one checkpoint with its files on this machine: where they lie, or in `folder` (a subfolder of its step).
+
+    All processes of a machine may ask at once and for the same folder: the first one reads what is missing from the
+    store, the others wait for it and then check the files for themselves.
+
+    Raises:
+        UserError: the checkpoint is not there, or not valid.
+    """
+    if store.backend.local("") is not None:
+        return store.get(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError:
+            pass  # a file system without locks: every process reads for itself, and files appear as a whole
+        return store.get(step, into=folder, reuse=True)
 
 
 def load_tensors(found: Found, name: str) -> dict[str, "torch.Tensor"]:

@@ -77,9 +77,11 @@ def _plain_backward(dout: Tensor, qkv: Tensor, heads: int, drop: Drop, packed: P
     return torch.stack(parts).permute(2, 0, 1, 3).reshape(qkv.shape).to(qkv.dtype)
 
 
-def _block(tokens: int) -> int:
-    """Tokens of a tile: small ones where there are too few to fill the device."""
-    return 32 if tokens < 2048 else 64
+# Tokens of a tile, and of the pieces in which it looks at others. Small ones waste little on sentences of a dozen
+# tokens, and one or two warps without a pipeline leave room for more programs: on an H100, at 3,584 tokens of SST-2,
+# forward took 11.9 us and backward 41.5 us, against 20.7 and 59.6 us with tiles of 64, four warps and three stages.
+FORWARD = {"M": 16, "N": 32, "num_warps": 1}
+BACKWARD = {"M": 32, "N": 32, "num_warps": 2, "num_stages": 1}
 
 
 def _tiles(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor, Any]:
@@ -90,11 +92,10 @@ def _tiles(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor,
     tokens, width = len(qkv), qkv.shape[1] // 3
     out = torch.empty(tokens, width, device=qkv.device, dtype=qkv.dtype)
     lse = torch.empty(heads, tokens, device=qkv.device, dtype=torch.float32)
-    block = _block(tokens)
-    attention_kernels.forward[(triton.cdiv(tokens, block), heads)](
+    attention_kernels.forward[(triton.cdiv(tokens, FORWARD["M"]), heads)](
         qkv, out, lse, packed.begin, packed.end, packed.seed, drop.salt, drop.threshold, drop.raised,
-        _scale(qkv, heads), tokens, HEADS=heads, D=width // heads, M=block, N=block, DROP=drop.rate > 0,
-        PRECISION=_precision(qkv), num_warps=4,
+        _scale(qkv, heads), tokens, HEADS=heads, D=width // heads, DROP=drop.rate > 0,
+        PRECISION=_precision(qkv), **FORWARD,
     )  # fmt: skip
     return out, lse
 
@@ -108,14 +109,13 @@ def _tiles_backward(
 
     tokens, width = dout.shape
     dqkv = torch.empty_like(qkv)
-    block = _block(tokens)
-    tiles = triton.cdiv(tokens, block)
+    tiles = triton.cdiv(tokens, BACKWARD["M"])
     # A tile leaves one row of sums. Where there are more tiles than rows, they are added up first.
     partial = sums if tiles <= PROGRAMS else torch.empty(tiles, 3 * width, device=sums.device)
     attention_kernels.backward[(tiles, heads, 2)](
         qkv, out, dout, lse, dqkv, partial, partial.stride(0), packed.begin, packed.end, packed.seed, drop.salt,
-        drop.threshold, drop.raised, _scale(qkv, heads), tokens, HEADS=heads, D=width // heads, M=block, N=block,
-        DROP=drop.rate > 0, PRECISION=_precision(qkv), num_warps=4,
+        drop.threshold, drop.raised, _scale(qkv, heads), tokens, HEADS=heads, D=width // heads,
+        DROP=drop.rate > 0, PRECISION=_precision(qkv), **BACKWARD,
     )  # fmt: skip
     if tiles <= PROGRAMS:
         sums[tiles:].zero_()  # another budget's rows

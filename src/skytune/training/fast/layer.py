@@ -99,7 +99,7 @@ class EncoderLayer(torch.autograd.Function):
         _product_into(g.fall, dfallen, active, add)
         drisen = ops.gelu_backward(dfallen @ w.fall, risen, sums[:, 9 * width :])
         _product_into(g.rise, drisen, middle, add)
-        dmiddle = torch.addmm(dmiddle, drisen, w.rise)
+        dmiddle.addmm_(drisen, w.rise)  # in place: another tensor would be a copy first
         dprojected, dx = ops.dropout_add_norm_backward(
             dmiddle, z1, stats1, w.norm1, shape.project, packed, sums[:, 3 * width : 6 * width]
         )
@@ -110,7 +110,7 @@ class EncoderLayer(torch.autograd.Function):
         )  # fmt: skip
         _product_into(g.qkv, dqkv, x, add)
         g.done()
-        return torch.addmm(dx, dqkv, w.qkv), None, None, None, None, None
+        return dx.addmm_(dqkv, w.qkv), None, None, None, None, None
 
 
 def _product_into(out: Tensor, grad: Tensor, x: Tensor, add: bool) -> None:

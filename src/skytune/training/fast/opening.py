@@ -93,7 +93,7 @@ class FastSteps:
         model = PackedModel(run.model, optimizer, compute)
         self.packed = PackedSteps(
             model, DeviceTable(table, world.device), order, seed=config.seed, rank=world.rank, world_size=world.size,
-            micro_size=run.micro_batch, clip_norm=config.optimizer.clip_norm, first=run.step,
+            micro_size=run.micro_batch, clip_norm=config.optimizer.clip_norm,
             total_steps=run.total_steps,
         )  # fmt: skip
 

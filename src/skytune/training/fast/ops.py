@@ -14,6 +14,9 @@ from torch import Tensor
 PROGRAMS = 264
 """Rows of partial sums: two programs for every multiprocessor of an H100."""
 
+MANY = 2048
+"""Tokens from which on the kernels have work for the whole device; their shapes were measured there on an H100."""
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -92,7 +95,7 @@ def dropout_add_norm(
     rows, width = x.shape
     y, z = torch.empty_like(x), torch.empty_like(x)
     stats = torch.empty(rows, 2, device=x.device, dtype=torch.float32)
-    each = 4 if rows >= 2048 else 1
+    each = 4 if rows >= MANY else 1
     kernels.dropout_add_norm[(triton.cdiv(rows, each),)](
         x, residual, gamma, beta, y, z, stats, packed.seed, drop.salt, drop.threshold, drop.raised, eps, rows,
         H=width, BLOCK=triton.next_power_of_2(width), ROWS=each, DROP=drop.rate > 0, num_warps=8 if each > 1 else 4,
@@ -122,11 +125,10 @@ def dropout_add_norm_backward(
 
     dz = torch.empty_like(dy)
     dx = torch.empty_like(dy) if drop.rate > 0 else dz
-    each = 4 if rows >= 2048 else 1
+    each = 4 if rows >= MANY else 2
     kernels.dropout_add_norm_backward[(PROGRAMS,)](
         dy, z, gamma, stats, dz, dx, partial, partial.stride(0), packed.seed, drop.salt, drop.threshold, drop.raised,
-        rows, H=width, BLOCK=triton.next_power_of_2(width), ROWS=each, DROP=drop.rate > 0,
-        num_warps=8 if each > 1 else 4,
+        rows, H=width, BLOCK=triton.next_power_of_2(width), ROWS=each, DROP=drop.rate > 0, num_warps=4,
     )  # fmt: skip
     return dx, dz
 
@@ -140,7 +142,7 @@ def gelu(h: Tensor) -> Tensor:
     from . import kernels
 
     out = torch.empty_like(h)
-    kernels.gelu[(triton.cdiv(h.numel(), 1024),)](h, out, h.numel(), BLOCK=1024, num_warps=4)
+    kernels.gelu[(triton.cdiv(h.numel(), 2048),)](h, out, h.numel(), BLOCK=2048, num_warps=4)
     return out
 
 
@@ -158,8 +160,9 @@ def gelu_backward(df: Tensor, h: Tensor, partial: Tensor) -> Tensor:
 
     rows, columns = df.shape
     dh = torch.empty_like(df)
-    kernels.gelu_backward[(PROGRAMS, triton.cdiv(columns, 512))](
-        df, h, dh, partial, partial.stride(0), rows, columns, ROWS=4, BLOCK=512, num_warps=4
+    each = 2 if rows >= MANY else 1
+    kernels.gelu_backward[(PROGRAMS, triton.cdiv(columns, 1024))](
+        df, h, dh, partial, partial.stride(0), rows, columns, ROWS=each, BLOCK=1024, num_warps=4 * each
     )
     return dh
 
@@ -173,7 +176,7 @@ def join(parts: tuple[Tensor, Tensor, Tensor], partial: Tensor) -> Tensor:
     rows, columns = parts[0].shape
     out = torch.empty(rows, 3 * columns, device=partial.device, dtype=parts[0].dtype)
     kernels.join[(PROGRAMS, triton.cdiv(columns, 256), 3)](
-        *parts, out, partial, partial.stride(0), rows, columns, ROWS=8, BLOCK=256, num_warps=4
+        *parts, out, partial, partial.stride(0), rows, columns, ROWS=4, BLOCK=256, num_warps=2
     )
     return out
 

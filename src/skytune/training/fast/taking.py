@@ -26,6 +26,9 @@ BUDGETS = 6
 EPOCHS = 3
 """Epochs whose steps decide the budgets; a later step that needs more gets a graph of its own."""
 
+COARSE = 8 * GRAIN
+"""Budgets that nobody chose are multiples of this, so that few are needed."""
+
 
 @dataclass(frozen=True)
 class Micro:
@@ -64,7 +67,6 @@ class PackedSteps:
     Args:
         micro_size: most rows of a micro-batch.
         total_steps: of the run.
-        first: step at which this process starts.
     """
 
     def __init__(
@@ -78,14 +80,14 @@ class PackedSteps:
         world_size: int,
         micro_size: int,
         clip_norm: float | None,
-        first: int,
         total_steps: int,
     ) -> None:
         self.order, self.seed, self.rank, self.world_size, self.micro_size = order, seed, rank, world_size, micro_size
         self.model, self.captured = model, table.tokens.is_cuda
         self.packed = PackedStep(model, table, micro_size, clip_norm, together=world_size > 1)
-        last = min(total_steps, first + EPOCHS * order.steps_per_epoch)
-        totals = [micro.tokens for step in range(first, last) for micro in self._micros(step)]
+        # From step 0, wherever this process starts: rounding and dropout's masks depend on the budget of a step.
+        last = min(total_steps, EPOCHS * order.steps_per_epoch)
+        totals = [micro.tokens for step in range(last) for micro in self._micros(step)]
         self.budgets = choose_budgets(np.array(totals or [1]), BUDGETS)
         self.total_steps = total_steps
         self._plan: Plan | None = None
@@ -174,8 +176,6 @@ class PackedSteps:
         return found
 
     def _budget(self, tokens: int) -> int:
-        for budget in self.budgets:
-            if tokens <= budget:
-                return budget
-        self.budgets.append(-(-tokens // GRAIN) * GRAIN)
-        return self.budgets[-1]
+        """Return the budget of a micro-batch; one that is longer than all chosen ones gets a multiple of its own, which
+        depends on nothing but its length."""
+        return next((budget for budget in self.budgets if tokens <= budget), -(-tokens // COARSE) * COARSE)
