@@ -16,10 +16,10 @@ from skytune.experiment.results import results
 Design = Callable[..., RunConfig]
 
 PREEMPTED = [
-    {"phases": {"provision_s": 200.0, "train_s": 1600.0}, "usd_per_hour": 1.2, "machine": "g5.xlarge", "spot": True,
-     "ended": "preempted", "source": "spot"},
-    {"phases": {"provision_s": 100.0, "setup_s": 50.0, "train_s": 750.0}, "usd_per_hour": 1.2, "machine": "g5.xlarge",
-     "spot": True, "ended": "completed", "source": "spot"},
+    {"phases": {"provision_s": 200.0, "job_s": 1600.0}, "hourly_usd": 1.2, "nodes": 1, "machine": "g5.xlarge (spot)",
+     "ended": "preempted", "usd": 0.6},
+    {"phases": {"provision_s": 100.0, "setup_s": 50.0, "job_s": 750.0}, "hourly_usd": 1.2, "nodes": 1,
+     "machine": "g5.xlarge (spot)", "ended": "done", "usd": 0.3},
 ]  # fmt: skip
 """30 and 15 minutes at 1.20 USD an hour, as the launcher of spot machines records them."""
 
@@ -40,7 +40,12 @@ def test_an_aws_design_gives_its_rows_with_what_was_really_paid(design: Design, 
     ]  # fmt: skip
     spot = rows[0]
     assert spot["usd_total"] == pytest.approx(0.9)
-    assert (spot["attempts"], spot["total_s"], spot["provision_s"], spot["price_source"]) == (2, 2700.0, 300.0, "spot")
+    assert (spot["attempts"], spot["total_s"], spot["provision_s"], spot["price_source"]) == (
+        2,
+        2700.0,
+        300.0,
+        "SkyPilot",
+    )
     assert spot["setup_s"] == 50.0 + 5.0 + 2.0
     assert spot["usd_per_1000_samples"] == pytest.approx(0.9 / 64 * 1000)
     points = 100 * (spot["accuracy"] - spot["baseline_accuracy"])
@@ -136,7 +141,7 @@ def test_the_budget_stops_what_would_exceed_it(design: Design, recorded: Any) ->
     from skytune.launch.prices import Price
 
     dear = lambda machine: Price(1.0, "a made list")  # noqa: E731
-    attempts = [{"phases": {"train_s": 1200.0}, "usd_per_hour": 1.0, "ended": "completed"}]
+    attempts = [{"phases": {"job_s": 1200.0}, "hourly_usd": 1.0, "nodes": 1, "ended": "done"}]
     config = design(factors={"compute": ["g5.xlarge"], "rows": [16, 24, 32, 40]}, max_usd=0.8)
     rows = run_experiment(config, lambda machine: recorded(machine, attempts), dear)
     assert [row["status"] for row in rows] == ["done", "done", "stopped", "stopped"]

@@ -50,6 +50,8 @@ class Stopping:
             KeyboardInterrupt: they had `grace_seconds` after Ctrl-C.
             Preempted: they had them after another signal.
         """
+        if self.asked_by is None and self.flag_file.exists():  # by another thread: an experiment's budget, say
+            self.asked_by, self.deadline = signal.SIGTERM, time.monotonic() + self.grace
         if time.monotonic() <= self.deadline:
             return
         log.warning("the workers did not save and end within %.0f s", self.grace)
