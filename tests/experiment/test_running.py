@@ -3,12 +3,13 @@ budgets, and going on."""
 
 import json
 import logging
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from skytune.config import RunConfig, UserError, WorkerError
+from skytune.config import Preempted, RunConfig, UserError, WorkerError
 from skytune.config.folders import home
 from skytune.experiment import ResultsStore, run_experiment
 from skytune.experiment.results import results
@@ -207,3 +208,21 @@ def test_a_damaged_result_is_named(design: Design, prices: Any, recorded: Any) -
     file.write_text('{"schema": 99}')
     with pytest.raises(UserError, match=f"{file.name} is no result of this version"):
         run_experiment(design(factors={"rows": [32]}), recorded, prices)
+
+
+def test_a_signal_at_the_very_end_of_a_cell_is_not_forgotten(design: Design, prices: Any, recorded: Any) -> None:
+    """The workers have nothing left to stop for, and the cell is done; the next one must not begin."""
+    from skytune.job import JobDir
+    from skytune.launch.stopping import Stopping
+
+    class Late(recorded):  # type: ignore[misc]
+        def run(self, job: JobDir, compute: Any) -> None:
+            with Stopping(job.root / "flag", 5.0):
+                signal.raise_signal(signal.SIGTERM)
+                super().run(job, compute)
+
+    config = design(factors={"rows": [32, 64]})
+    with pytest.raises(Preempted, match="stopped between two cells"):
+        run_experiment(config, Late, prices)
+    assert [row["status"] for row in ResultsStore("test").read().values()] == ["done"]
+    assert [row["status"] for row in run_experiment(config, recorded, prices)] == ["done", "done"]

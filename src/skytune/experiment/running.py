@@ -5,6 +5,7 @@ from its checkpoint."""
 import functools
 import json
 import logging
+import signal
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,6 +19,7 @@ from ..config import NotReachable, Preempted, RunConfig, UserError, to_dict
 from ..config.folders import home
 from ..job import JobDir
 from ..launch import Launcher, LocalLauncher, train
+from ..launch.stopping import Stopping
 from ..report.cost import Attempt, Cost, dollars
 from ..report.text import duration
 from .attempts import attempts_of, recorded_by
@@ -107,8 +109,13 @@ class Runner:
         """Run all cells that have to be run."""
         todo, parallel = self.plan.todo, self.plan.config.benchmark.parallel
         if parallel == 1:  # in this very thread, where signals arrive
+            Stopping.heard = None
             for planned in todo:
                 self._cell(planned)
+                if Stopping.heard == signal.SIGINT:
+                    raise KeyboardInterrupt
+                if Stopping.heard is not None:
+                    raise Preempted("stopped between two cells; the same command goes on")
             return
         with ThreadPoolExecutor(parallel, thread_name_prefix="cell") as pool:
             futures = [pool.submit(self._cell, planned) for planned in todo]
