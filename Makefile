@@ -61,7 +61,7 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help run install install-dev test soak lint check doctor lock clean distclean
+.PHONY: help run install install-dev test soak farm lint check doctor lock clean distclean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -89,8 +89,15 @@ check: $(DEV_STAMP) ## pip check: do the installed packages fit together?
 doctor: $(RUN_STAMP) ## is this machine ready? versions, devices, processes, disk, hub, ZenML
 	@$(BIN)/python -m skytune.stacks.doctor $(ARGS)
 
-soak: $(DEV_STAMP) ## the long tests that `make test` leaves out
+# The kill test appends what happened to benchmarks/results/soak.md.
+#   SKYTUNE_SOAK_ROUNDS=200      kills a store
+#   SKYTUNE_SOAK_MINUTES=60      the longest that a store may take; fewer rounds than asked for fail, and the log says it
+#   SKYTUNE_KILL_SEED=7          the moments of an earlier soak
+soak: $(DEV_STAMP) ## the long tests that `make test` leaves out; the kill test writes benchmarks/results/soak.md
 	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+farm: $(DEV_STAMP) ## rehearse AWS on Linux, as root: a shell in which AWS is this machine (ARGS=status|down|...)
+	@PYTHONPATH=tests/aws $(BIN)/python -m farm $(or $(ARGS),shell)
 
 # uv resolves for Python 3.11 and 3.12, Linux and macOS in one go. It keeps the pins that still fit; to renew:
 #   make lock ARGS=--upgrade      make lock ARGS="--upgrade-package datasets"
