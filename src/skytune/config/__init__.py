@@ -1,7 +1,7 @@
 """The room of typed configuration: one dataclass a group, validated when it is made; no Hydra needed here."""
 
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
-from .compute import ComputeConfig, Device, LaunchConfig
+from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
 from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
@@ -22,6 +22,6 @@ __all__ = [
     "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
     "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
-    "Preempted", "RunConfig", "ScheduleConfig", "ScheduleName",
+    "Preempted", "RecoveryConfig", "RunConfig", "ScheduleConfig", "ScheduleName",
     "Select", "UploadConfig", "UserError", "WorkerError", "from_dict", "to_dict",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,7 +86,10 @@ class Hypervisor:
             running = instance.state in ("pending", "running")
             if running and (machine is None or machine.state == "off"):
                 try:
-                    self._boot(region, instance, machine)
+                    with machine.lock if machine else nullcontext():
+                        # One that is being preempted is off a moment before EC2 says so.
+                        if instance.state in ("pending", "running"):
+                            self._boot(region, instance, machine)
                 except Exception as error:  # once: an instance that has no machine must not be tried for ever
                     self._fail(f"{instance.id} could not be started: {type(error).__name__}: {error}")
                     instance.terminate()
