@@ -1,10 +1,11 @@
 """The stand-in for AWS as a fixture: one farm for the session, and nothing left running after any test."""
 
 import os
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -12,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from farm import Farm, Unavailable
+from project import Project
 
 
 def unavailable(reason: str) -> NoReturn:
@@ -50,3 +52,60 @@ def _only_what_was_declared_runs(request: pytest.FixtureRequest) -> Iterator[Non
         running.terminate(each)
     assert not left, f"still running: {[(each.id, each.cluster, each.type, each.zone) for each in left]}"
     assert not running.failures()[before:], f"the stand-in failed: {running.failures()[before:]}"
+
+
+SLOW = '''
+"""A callback that leaves a test time to do harm, and one that does it by itself."""
+import time
+
+
+class Slow:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def on_step_end(self, run):
+        time.sleep(self.seconds)
+
+
+class Broken:
+    def on_step_end(self, run):
+        if run.step == 3:
+            raise RuntimeError("a mistake of the user's")
+'''
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of labelled sentences."""
+    draw = random.Random(5)
+    path = tmp_path_factory.mktemp("data") / "reviews.tsv"
+    lines = ["text\tlabel"]
+    for _ in range(500):
+        label = draw.choice(["good", "bad"])
+        words = [
+            draw.choice(["the", "a", "film", "plot", "cast", "is", "was", "it"]) for _ in range(draw.randrange(3, 20))
+        ]
+        lines.append(f"{' '.join([*words, label, draw.choice(['nice', 'dull'])])}\t{label}")
+    path.write_text("\n".join(dict.fromkeys(lines)) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def small(tiny_model: Path, rows: Path) -> list[str]:
+    """What makes a run small: the tiny model, 20 steps."""
+    return [
+        f"model.name={tiny_model}", "data=files", f"data.train={rows}", "batch.global_size=16", "epochs=100",
+        "max_steps=20", "optimizer.lr=1e-3", "compute.device=cpu", "launch.threads=1", "eval.every_epochs=0",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def new_project(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Project]:
+    """Return a maker of projects with a stack on the farm."""
+
+    def make(**settings: Any) -> Project:
+        project = Project(farm, tmp_path_factory.mktemp("project"), **settings)
+        (project.place / "slowly.py").write_text(SLOW)
+        return project
+
+    return make

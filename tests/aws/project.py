@@ -1,6 +1,7 @@
 """This project inside the farm: a copy of the source tree, a ZenML store with a stack on the farm, and its command."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -116,3 +117,22 @@ class Project:
         """Return what the workers of the only run left."""
         found: dict[str, Any] = json.loads((self.run_folder() / "outputs" / "result.json").read_text())
         return found
+
+
+def terminated(farm: Farm) -> list[str]:
+    """Return the ids of machines that somebody asked EC2 to end, in order."""
+    return [id_ for call in farm.calls(action="TerminateInstances") for id_ in re.findall(r"i-[0-9a-f]+", str(call))]
+
+
+def read_until(process: "subprocess.Popen[str]", text: str, seconds: float = 600) -> str:
+    """Read a process's output until a line holds a text; return what was read."""
+    assert process.stdout is not None
+    said, end = "", time.monotonic() + seconds
+    while text not in said and time.monotonic() < end:
+        line = process.stdout.readline()
+        if not line:
+            break
+        print(line, end="", flush=True)
+        said += line
+    assert text in said, f"'{text}' was never said"
+    return said

@@ -3,98 +3,20 @@
 What is asserted comes from the stand-in's list of machines and from their own logs, not from what we say of ourselves.
 """
 
-import json
-import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farm import Farm, Instance
-from project import Finished, Project
+from project import Finished, Project, read_until, terminated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CANARY = "hf_canary0123456789abcdef"
-
-SLOW = '''
-"""A callback that leaves a test time to do harm, and one that does it by itself."""
-import time
-
-
-class Slow:
-    def __init__(self, seconds):
-        self.seconds = seconds
-
-    def on_step_end(self, run):
-        time.sleep(self.seconds)
-
-
-class Broken:
-    def on_step_end(self, run):
-        if run.step == 3:
-            raise RuntimeError("a mistake of the user's")
-'''
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of labelled sentences."""
-    draw = random.Random(5)
-    path = tmp_path_factory.mktemp("data") / "reviews.tsv"
-    lines = ["text\tlabel"]
-    for _ in range(500):
-        label = draw.choice(["good", "bad"])
-        words = [
-            draw.choice(["the", "a", "film", "plot", "cast", "is", "was", "it"]) for _ in range(draw.randrange(3, 20))
-        ]
-        lines.append(f"{' '.join([*words, label, draw.choice(['nice', 'dull'])])}\t{label}")
-    path.write_text("\n".join(dict.fromkeys(lines)) + "\n")
-    return path
-
-
-@pytest.fixture(scope="module")
-def small(tiny_model: Path, rows: Path) -> list[str]:
-    """What makes a run small: the tiny model, 20 steps."""
-    return [
-        f"model.name={tiny_model}", "data=files", f"data.train={rows}", "batch.global_size=16", "epochs=100",
-        "max_steps=20", "optimizer.lr=1e-3", "compute.device=cpu", "launch.threads=1", "eval.every_epochs=0",
-    ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def new_project(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Project]:
-    """Return a maker of projects with a stack on the farm."""
-
-    def make(**settings: Any) -> Project:
-        project = Project(farm, tmp_path_factory.mktemp("project"), **settings)
-        (project.place / "slowly.py").write_text(SLOW)
-        return project
-
-    return make
-
-
-def terminated(farm: Farm) -> list[str]:
-    """Return the ids of machines that somebody asked EC2 to end, in order."""
-    return [id_ for call in farm.calls(action="TerminateInstances") for id_ in re.findall(r"i-[0-9a-f]+", str(call))]
-
-
-def read_until(process: "subprocess.Popen[str]", text: str, seconds: float = 600) -> str:
-    """Read a process's output until a line holds a text; return what was read."""
-    assert process.stdout is not None
-    said, end = "", time.monotonic() + seconds
-    while text not in said and time.monotonic() < end:
-        line = process.stdout.readline()
-        if not line:
-            break
-        print(line, end="", flush=True)
-        said += line
-    assert text in said, f"'{text}' was never said"
-    return said
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +56,7 @@ def test_only_code_and_inputs_are_sent(farm: Farm, single: tuple[Project, Finish
         "sky_workdir/code/skytune/training/worker.py" in sent
         and "sky_workdir/job/inputs/train/data-00000.arrow" in sent
     )
-    assert not [name for name in sent if "junk" in name or "__pycache__" in name and "/job/" in name]
+    assert not [name for name in sent if "junk" in name or ("__pycache__" in name and "/job/" in name)]
     code = [name for name in sent if not name.startswith("sky_workdir/job/")]
     assert sum(len(farm.read(machine, name)) for name in code if name.endswith((".py", ".txt"))) < 5e6
 

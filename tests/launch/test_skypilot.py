@@ -1,4 +1,4 @@
-"""The parts of the SkyPilot launcher that need no SkyPilot: which machine, what is sent, what is run, what an end means.
+"""The parts of the SkyPilot launcher that need no SkyPilot: which machine, what is sent and run, what an end means.
 
 With the real SkyPilot it is tested in `tests/aws`.
 """

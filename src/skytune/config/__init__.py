@@ -4,7 +4,7 @@ from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
-from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
+from .errors import ConfigError, Detached, NotReachable, Preempted, UserError, WorkerError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
 from .model import ModelConfig
 from .run import DebugConfig, Pipeline, Precision, RunConfig
@@ -19,7 +19,7 @@ from .training import (
 
 __all__ = [
     "METRICS", "BadRows", "BatchConfig", "CheckpointConfig", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
-    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
+    "DebugConfig", "Detached", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
     "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
     "Preempted", "RecoveryConfig", "RunConfig", "ScheduleConfig", "ScheduleName",

@@ -101,6 +101,9 @@ class ComputeConfig:
     max_hourly_usd: float | None = None
     """Launch nothing that costs more an hour, all machines together."""
 
+    keep_on_failure_minutes: int | None = None
+    """Keep the machines of a job that failed for so long, to look at them; empty takes them down at once."""
+
     max_hours: float | None = None
     """The job is ended after so long, whatever it does: machines take themselves down only when they are idle."""
 
@@ -113,7 +116,12 @@ class ComputeConfig:
     def __post_init__(self) -> None:
         self.device = Device(self.device)
         self.fast = Fast(self.fast)
-        for key, least in (("num_nodes", 1), ("disk_size", 1), ("idle_minutes_to_autostop", 1)):
+        for key, least in (
+            ("num_nodes", 1),
+            ("disk_size", 1),
+            ("idle_minutes_to_autostop", 1),
+            ("keep_on_failure_minutes", 1),
+        ):
             value = getattr(self, key)
             if value is not None and value < least:
                 raise ConfigError(f"compute.{key}={value}: must be at least {least}")
@@ -143,6 +151,9 @@ class LaunchConfig:
 
     threads: int | None = None
     """CPU threads of each process; empty shares the cores out evenly."""
+
+    detach: bool = False
+    """Leave a job that runs on SkyPilot's machines alone once it runs; the same command without this attaches to it."""
 
     grace_seconds: float = 10.0
     """How long workers may take to end after they were asked to, or after another one of them has died, before they are

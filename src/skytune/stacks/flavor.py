@@ -39,6 +39,7 @@ class SkyPilotStepOperatorSettings(BaseSettings):
     image_id: str | None = None
     idle_minutes_to_autostop: int | None = None
     max_hourly_usd: float | None = None
+    keep_on_failure_minutes: int | None = None
     max_hours: float | None = None
     resources: dict[str, Any] = {}  # noqa: RUF012  pydantic copies it
     recovery: dict[str, Any] = {}  # noqa: RUF012

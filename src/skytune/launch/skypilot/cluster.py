@@ -139,15 +139,32 @@ class Cluster:
         status = found.get(job)
         return "GONE" if status is None else str(status.value)
 
-    def running_job(self, tick: Tick) -> int | None:
-        """Return the number of a job that has not ended on a cluster that is up."""
+    def last_job(self, tick: Tick) -> tuple[int | None, bool]:
+        """Return (number of the newest job on a cluster that is there, whether it runs or has succeeded).
+
+        (None, False): there is no cluster. (0, False): there is one, but no such job.
+        """
         import sky
 
-        if self.state(tick) != "UP":
-            return None
+        state = self.state(tick)
+        if state == "GONE":
+            return None, False
+        if state != "UP":
+            return 0, False
         jobs = Pending(lambda: sky.get(sky.queue(self.name)), "sky queue").wait(tick, QUICK_SECONDS)
-        alive = [each for each in jobs if not each["status"].is_terminal()]
-        return int(alive[0]["job_id"]) if alive else None
+        newest = max(jobs, key=lambda each: int(each["job_id"]), default=None)
+        if newest is None:
+            return 0, False
+        status = newest["status"]
+        return int(newest["job_id"]), status.value == "SUCCEEDED" or not status.is_terminal()
+
+    def autodown(self, minutes: int) -> None:
+        """Have the machines take themselves down when they were idle for so long."""
+        import sky
+
+        Pending(lambda: sky.get(sky.autostop(self.name, minutes, down=True)), "sky autostop").wait(
+            seconds=QUICK_SECONDS
+        )
 
     def state(self, tick: Tick | None = None) -> str:
         """Return UP, INIT (part of it is missing), STOPPED or GONE, asked anew of the cloud."""
