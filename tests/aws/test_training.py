@@ -16,6 +16,7 @@ from project import Finished, Project, read_until, terminated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+TOLD = ["+callbacks.tell._target_=slowly.Tell", "plugins=[slowly]"]
 CANARY = "hf_canary0123456789abcdef"
 
 
@@ -25,7 +26,7 @@ def single(farm: Farm, new_project: Callable[..., Project], small: list[str]) ->
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")
     (project.place / "junk.bin").write_bytes(bytes(50_000_000))
     before = len(farm.instances(gone=True))
-    done = project.run(*small, "compute=m6i.large", "compute.use_spot=true", HF_TOKEN=CANARY, timeout=900)
+    done = project.run(*small, "compute=m6i.large", "compute.use_spot=true", *TOLD, HF_TOKEN=CANARY, timeout=900)
     project.machines = farm.instances(gone=True)[before:]  # type: ignore[attr-defined]
     yield project, done
 
@@ -65,14 +66,17 @@ def test_a_secret_reaches_the_workers_and_no_file(farm: Farm, single: tuple[Proj
     project, done = single
     (machine,) = project.machines  # type: ignore[attr-defined]
     assert CANARY not in done.out and CANARY not in farm.log(machine)
-    found = subprocess.run(["grep", "-rl", CANARY, str(project.place)], capture_output=True, text=True).stdout
+    # Nor do copies stay behind: the project's own home, SkyPilot's, its server's database of requests.
+    where = [str(project.place), str(farm.home)]
+    found = subprocess.run(["grep", "-rl", CANARY, *where], capture_output=True, text=True, check=False).stdout
     assert found == ""
+    assert f"token of {len(CANARY)} letters" in done.out
 
 
 def test_the_same_run_again_starts_no_machine(farm: Farm, single: tuple[Project, Finished], small: list[str]) -> None:
     project, _ = single
     before = len(farm.calls(action="RunInstances"))
-    done = project.run(*small, "compute=2x8xa100")  # where it runs is no part of what is cached
+    done = project.run(*small, *TOLD, "compute=2x8xa100")  # where it runs is no part of what is cached
     assert done.code == 0 and len(farm.calls(action="RunInstances")) == before
     assert project.last_run()["steps"]["train_model"]["status"] == "cached"
 

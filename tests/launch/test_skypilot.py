@@ -5,10 +5,12 @@ With the real SkyPilot it is tested in `tests/aws`.
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from skytune.launch.skypilot.attempt import PREFIX
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import node_addresses, processes, resources
 from skytune.launch.skypilot.node import check_gpus, torchrun
+from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
 from skytune.launch.skypilot.waiting import Late, Pending
 from skytune.launch.skypilot.words import reasons
@@ -306,3 +309,19 @@ def test_waiting_is_ended_by_what_a_tick_raises_and_by_time() -> None:
     assert Pending(lambda: 3, "x").wait() == 3
     with pytest.raises(ZeroDivisionError):
         Pending(lambda: 1 // 0, "x").wait()
+
+
+def test_skypilots_copies_of_secrets_are_deleted(tmp_path: Path) -> None:
+    tasks = tmp_path / "clients" / "1234" / "tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "mine.yaml").write_text("secrets:\n  HF_TOKEN: hf_canary0123456789\n")
+    (tasks / "other.yaml").write_text("run: true\n")
+    with closing(sqlite3.connect(tmp_path / "requests.db")) as database:
+        database.execute("CREATE TABLE requests (request_id TEXT, request_body TEXT, finished_at REAL)")
+        bodies = [("a", '{"task": "HF_TOKEN: hf_canary0123456789"}', 1.0), ("b", '{"task": "run: true"}', 1.0)]
+        database.executemany("INSERT INTO requests VALUES (?, ?, ?)", bodies)
+        database.commit()
+        assert forget({"hf_canary0123456789"}, tmp_path) == 2
+        assert database.execute("SELECT request_id FROM requests").fetchall() == [("b",)]
+    assert [path.name for path in tasks.iterdir()] == ["other.yaml"]
+    assert forget(set(), tmp_path) == 0

@@ -17,6 +17,7 @@ from .attempt import Following, forget_last_attempt
 from .cluster import Cluster, Plan
 from .cost import Attempt, Clock
 from .machine import processes
+from .traces import forget, values_of
 from .upload import stage
 from .verdict import Verdict, verdict
 from .words import explained, no_machine, say_progress, stopped
@@ -138,6 +139,8 @@ class Attempts:
         except BaseException:
             cluster.give_up_launch()
             raise
+        finally:
+            forget(values_of(scripts.secrets(self.config)))
         real = cluster.launched(following.tick)
         if real is not None and (real.instance_type, real.region) != (plan.instance_type, plan.region):
             attempt.machine, attempt.hourly_usd = real.describe(self.nodes), self._hourly(real)

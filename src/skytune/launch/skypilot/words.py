@@ -1,11 +1,13 @@
 """What SkyPilot says, in the words of this project: one line that names the thing and the way out."""
 
+import io
 import logging
 import re
 from typing import Any
 
 from ...config import NotReachable, Preempted, UserError
 from ...job import JobDir
+from .waiting import Pending
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +18,9 @@ REASONS = re.compile(r"\b(InsufficientInstanceCapacity|VcpuLimitExceeded|MaxSpot
                      r"UnauthorizedOperation|RequestLimitExceeded|InvalidAMIID\.\w+|Unsupported)\b")  # fmt: skip
 ZONES = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]?\b")
 EXPIRED = re.compile(r"ExpiredToken|RequestExpired|token.{0,40}expired", re.IGNORECASE)
+
+
+RENEW = "the cloud's credentials have expired: renew them (aws sso login, aws configure), then run the command again"
 
 
 def require() -> None:
@@ -45,9 +50,13 @@ def explained(error: Exception, cluster: str) -> UserError:
     text = " ".join(str(error).split())
     history = [str(each) for each in getattr(error, "failover_history", [])]
     if EXPIRED.search(" ".join([text, *history])):
-        return UserError("the cloud's credentials have expired: renew them (aws sso login, aws configure), then again")
+        return UserError(RENEW)
     if isinstance(error, exceptions.NoCloudAccessError) or "No cloud" in text or "is not enabled" in text:
-        return UserError("SkyPilot may use no cloud: see `sky check`; for AWS, `aws configure` gives credentials")
+        why = _why_no_cloud()
+        if EXPIRED.search(why):
+            return UserError(f"{RENEW} ({why})")
+        return UserError(f"SkyPilot may use no cloud{why and f' ({why})'}: `aws configure` gives credentials for AWS, "
+                         "`sky check` looks at all")  # fmt: skip
     if isinstance(error, exceptions.ResourcesUnavailableError):
         return UserError(f"no machine could be had: {reasons(history) or _short(text)}")
     if isinstance(error, (exceptions.APIVersionMismatchError, exceptions.APINotSupportedError)):
@@ -82,6 +91,20 @@ def stopped(job: JobDir) -> Preempted:
     if result.get("status") != "preempted":
         return Preempted("stopped without saving; the same command goes on from the last checkpoint, if there is one")
     return Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
+
+
+def _why_no_cloud() -> str:
+    """Return what SkyPilot's own check says, in one line; empty where it says nothing."""
+    import sky
+
+    said = io.StringIO()
+    try:
+        Pending(lambda: sky.stream_and_get(sky.check(None, False), output_stream=said), "sky check").wait(seconds=90)
+    except Exception as error:
+        log.debug("sky check: %s", error)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in said.getvalue().splitlines()]
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("Reason")]
+    return _short("; ".join(dict.fromkeys(found)))
 
 
 def _short(text: str) -> str:
