@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.skypilot import asks_for_machines, merged, scripts, upload
-from skytune.launch.skypilot.attempt import PREFIX
+from skytune.launch.skypilot.attempt import PREFIX, Following
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import node_addresses, processes, resources
 from skytune.launch.skypilot.node import check_gpus, torchrun
@@ -325,3 +325,24 @@ def test_skypilots_copies_of_secrets_are_deleted(tmp_path: Path) -> None:
         assert database.execute("SELECT request_id FROM requests").fetchall() == [("b",)]
     assert [path.name for path in tasks.iterdir()] == ["other.yaml"]
     assert forget(set(), tmp_path) == 0
+
+
+def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    following = Following(None, JobDir(tmp_path), None, Clock(), mirror=False)  # type: ignore[arg-type]
+    for text in ("[W1128 09:15:43.046744168 socket.cpp:207] [c10d] no name", "step 1/8", "W1128 09:15:43.04 1 torch"):
+        following.show(f"(head, rank=0, pid=12) {text}")
+    following.show("(worker1, rank=1, pid=12, ip=10.0.0.2) from another machine")
+    following.show("(setup pid=3) resolving")
+    assert capfd.readouterr().out == "step 1/8\n"
+    assert len(following.tail) == 3 and list(following.setup) == ["resolving"]
+
+
+def test_a_disk_that_is_too_small_is_refused(job: JobDir, tmp_path: Path) -> None:
+    place = tmp_path / "upload"
+    upload.stage(job, place)
+    with (place / "job" / "inputs" / "weights" / "model.safetensors").open("wb") as file:
+        file.truncate(2_000_000_000)  # a hole: 2 GB of nothing
+    upload.refuse_small_disk(place, config(), None)
+    upload.refuse_small_disk(place, config(), 100)
+    with pytest.raises(UserError, match=r"compute\.disk_size=40: .* need about 51 GB"):
+        upload.refuse_small_disk(place, config(), 40)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import signal
 import sys
 import time
 from collections import deque
@@ -33,6 +34,9 @@ MIRROR_SECONDS = 30.0
 PREFIX = re.compile(r"^\((?:(?P<name>[^(),]*),? )?(?:rank=(?P<rank>\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 """What SkyPilot puts before every line of a job's log."""
 
+NOISE = re.compile(r"\[?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
+"""How PyTorch's own warnings begin, which go to standard error: SkyPilot's log has both streams in one."""
+
 
 class Following:
     """Follows a job on a cluster; says what rank 0 says."""
@@ -56,8 +60,8 @@ class Following:
             Preempted: by another signal.
         """
         self.stopping.check()
-        if self.stopping.asked_by is not None and self.clock.phase in ("provision_s", "setup_s"):
-            if self.stopping.asked_by == 2:
+        if self.stopping.asked_by is not None and self.clock.phase in ("plan_s", "provision_s", "setup_s"):
+            if self.stopping.asked_by == signal.SIGINT:
                 raise KeyboardInterrupt
             raise Preempted("stopped before training began; the same command begins again")
 
@@ -107,6 +111,8 @@ class Following:
         if found["rank"] not in (None, "0"):
             return
         self.tail.append(said)
+        if NOISE.match(said):
+            return
         if sys.__stdout__ is not None:
             sys.__stdout__.write(said + "\n")
             sys.__stdout__.flush()

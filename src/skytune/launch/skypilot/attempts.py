@@ -18,7 +18,7 @@ from .cluster import Cluster, Plan
 from .cost import Attempt, Clock
 from .machine import processes
 from .traces import forget, values_of
-from .upload import stage
+from .upload import refuse_small_disk, stage
 from .verdict import Verdict, verdict
 from .words import explained, no_machine, say_progress, stopped
 
@@ -127,6 +127,7 @@ class Attempts:
         """Choose a machine, say which, bring it up; return the job's number and the choice."""
         upload = self.job.root / "upload"
         stage(self.job, upload)
+        refuse_small_disk(upload, self.config, self.compute.disk_size)
         plan = cluster.plan(self._task(upload, spot, None), following.tick)
         self._refuse_dear(plan)
         attempt.machine, attempt.hourly_usd = plan.describe(self.nodes), self._hourly(plan)
@@ -145,6 +146,7 @@ class Attempts:
         if real is not None and (real.instance_type, real.region) != (plan.instance_type, plan.region):
             attempt.machine, attempt.hourly_usd = real.describe(self.nodes), self._hourly(real)
             log.info("got %s", attempt.machine)
+            self._refuse_dear(real)
         return number, plan
 
     def _attach(self, cluster: Cluster, following: Following, attempt: Attempt) -> tuple[int, Plan] | None:
@@ -181,9 +183,7 @@ class Attempts:
         limit, price = self.compute.max_hourly_usd, self._hourly(plan)
         if limit is not None and (price is None or price > limit):
             said = "has no known price" if price is None else f"costs ${price:.2f} an hour"
-            raise UserError(
-                f"compute.max_hourly_usd={limit:g}: the cheapest that fits, {plan.describe(self.nodes)}, {said}"
-            )
+            raise UserError(f"compute.max_hourly_usd={limit:g}: what can be had, {plan.describe(self.nodes)}, {said}")
 
     def _check_world(self, result: dict[str, Any], plan: Plan) -> None:
         nodes, each = processes(self.compute, self.config.launch, plan.gpus)

@@ -32,6 +32,9 @@ ALWAYS_LEFT = (
 )  # fmt: skip
 """Names that are no code of a job, wherever they stand."""
 
+SYSTEM_GB = 25
+"""Of a machine's disk: its system, PyTorch and CUDA's libraries."""
+
 PACKAGE = Path(skytune.__file__).resolve().parent
 
 
@@ -71,6 +74,26 @@ def refuse_large(folder: Path) -> None:
         raise UserError(
             f"the code to upload is {sum(sizes.values()) / 1e6:.0f} MB, at most {LIMIT_MB:g} MB are meant: {named}; "
             "name what is no code in a file .skyignore in its folder (one pattern a line)"
+        )
+
+
+def refuse_small_disk(folder: Path, config: RunConfig, disk_gb: int | None) -> None:
+    """Refuse a disk on which inputs and checkpoints will not fit, as far as their sizes are known before training.
+
+    A checkpoint holds the weights and, with AdamW, two states of their size; `checkpoint.keep` of them, the best one
+    and the one that is being written lie there at once.
+
+    Raises:
+        UserError: with both sizes.
+    """
+    if disk_gb is None:
+        return
+    sizes = {path: path.stat().st_size for path in (folder / "job" / "inputs").rglob("*") if path.is_file()}
+    weights = sum(size for path, size in sizes.items() if path.suffix == ".safetensors")
+    needed = SYSTEM_GB + (sum(sizes.values()) + 3 * weights * (config.checkpoint.keep + 2)) / 1e9
+    if needed > disk_gb:
+        raise UserError(
+            f"compute.disk_size={disk_gb}: inputs, checkpoints and the system need about {needed:.0f} GB on every machine"
         )
 
 
