@@ -17,7 +17,7 @@ from ..stopping import Stopping
 from .cluster import Cluster
 from .cost import Clock
 from .verdict import ENDED, End
-from .waiting import Late, Pending
+from .waiting import Pending
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,14 @@ class Following:
         """Whether checkpoints lie on the machine alone."""
         self.tail: deque[str] = deque(maxlen=200)
         self.setup: deque[str] = deque(maxlen=30)
-        self._told = False
+        self._told: Pending[None] | None = None
         self._muted = False
         self._log: Pending[Any] | None = None
         self._looked = self._mirrored = self._heard = time.monotonic()
 
     def tick(self) -> None:
-        """To be called while something is waited for: ends the wait where the run was told to end.
+        """To be called while something is waited for: ends the wait where the run was told to end, or, once the workers
+        train, tells them.
 
         Raises:
             KeyboardInterrupt: by Ctrl-C.
@@ -64,6 +65,9 @@ class Following:
             if self.stopping.asked_by == signal.SIGINT:
                 raise KeyboardInterrupt
             raise Preempted("stopped before training began; the same command begins again")
+        if self.stopping.asked_by is not None and self._told is None:
+            # At once, whatever is waited for: the time until they must have ended runs already.
+            self._told = Pending(lambda: self.cluster.touch(FLAG_FILE, lambda: None), "telling the machines")
 
     def to_the_end(self, number: int) -> str:
         """Return SkyPilot's word for how the job ended, or LOST."""
@@ -80,7 +84,6 @@ class Following:
                     self._log = self.cluster.tail(number, self.show)
                 if (status == "UNKNOWN" or self._due("_looked", STATE_SECONDS)) and self._is_lost():
                     return "LOST"
-                self._pass_on_the_stop()
                 if self.mirror and status == "RUNNING" and self._due("_mirrored", MIRROR_SECONDS):
                     self._fetch(["checkpoints"])
                 self._sleep(POLL_SECONDS)
@@ -164,15 +167,6 @@ class Following:
                 break
             self._sleep(wait)
         return "INIT" if state == "UNKNOWN" else state
-
-    def _pass_on_the_stop(self) -> None:
-        """Ask the workers to save and end, once."""
-        if self.stopping.asked_by is not None and not self._told:
-            self._told = True
-            try:
-                self.cluster.touch(FLAG_FILE, self.tick)
-            except Late as error:
-                log.warning("the machines do not answer: %s", error)
 
     def _fetch(self, names: list[str], nodes: slice = slice(0, 1)) -> None:
         """Bring back what can be had."""

@@ -92,6 +92,8 @@ class Cluster:
     def __init__(self, name: str, record: Path) -> None:
         self.name, self.record = name, record
         self._request: Any = None
+        self._known: Any = None
+        """SkyPilot's handle of the machines, once there is one: their addresses do not change."""
 
     def plan(self, task: dict[str, Any], tick: Tick) -> Plan:
         """Ask SkyPilot which machine it would take first; nothing is launched."""
@@ -115,7 +117,7 @@ class Cluster:
             self._request = sky.launch(
                 made, cluster_name=self.name, idle_minutes_to_autostop=idle_minutes, down=True
             )  # fmt: skip
-            job, _ = sky.stream_and_get(self._request, output_stream=Lines(show, self.record))
+            job, self._known = sky.stream_and_get(self._request, output_stream=Lines(show, self.record))
             return int(job)
 
         return Pending(ask, "sky launch").wait(tick)
@@ -219,8 +221,10 @@ class Cluster:
     def _handle(self, tick: Tick) -> Any:
         import sky
 
-        found = Pending(lambda: sky.get(sky.status([self.name])), "sky status").wait(tick, QUICK_SECONDS)
-        return found[0]["handle"] if found else None
+        if self._known is None:
+            found = Pending(lambda: sky.get(sky.status([self.name])), "sky status").wait(tick, QUICK_SECONDS)
+            self._known = found[0]["handle"] if found else None
+        return self._known
 
 
 def _down(runner: Any, name: str, target: Path) -> None:

@@ -93,7 +93,7 @@ def refuse_small_disk(folder: Path, config: RunConfig, disk_gb: int | None) -> N
     needed = SYSTEM_GB + (sum(sizes.values()) + 3 * weights * (config.checkpoint.keep + 2)) / 1e9
     if needed > disk_gb:
         raise UserError(
-            f"compute.disk_size={disk_gb}: inputs, checkpoints and the system need about {needed:.0f} GB on every machine"
+            f"compute.disk_size={disk_gb}: inputs, checkpoints and the system need about {needed:.0f} GB on each"
         )
 
 
