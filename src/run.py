@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent
 # library must not hide it, one with another name is found.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
-from skytune.config import ConfigError, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
+from skytune.config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
 
 if TYPE_CHECKING:
     from skytune.launch.continuing import Continued
@@ -43,6 +43,9 @@ def main(argv: list[str]) -> int:
         print("interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
               file=sys.stderr)  # fmt: skip
         return EXIT_INTERRUPTED
+    except Detached as error:
+        print(f"detached: {error}")
+        return EXIT_OK
     except Preempted as error:
         print(f"preempted: {error}", file=sys.stderr)
         return EXIT_PREEMPTED
