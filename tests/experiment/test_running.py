@@ -4,6 +4,7 @@ budgets, and going on."""
 import json
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -182,13 +183,22 @@ def test_one_process_at_a_time(design: Design, prices: Any, recorded: Any) -> No
             run_experiment(config, recorded, prices)
 
 
-def test_machines_that_nobody_brings_are_refused_before_anything_runs(design: Design, prices: Any) -> None:
-    from importlib.util import find_spec
+def test_paid_machines_are_skypilots(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skytune.experiment import running
+    from skytune.experiment.machines import machine_of
+    from skytune.launch import LocalLauncher, SkyPilotLauncher
 
-    if find_spec("skytune.launch.skypilot") is not None:
-        pytest.skip("this version has a launcher that brings machines")
+    monkeypatch.setattr(running, "require", lambda: None)  # importing SkyPilot takes seconds
+    assert isinstance(running.launcher_of(machine_of("local", {})), LocalLauncher)
+    assert isinstance(running.launcher_of(machine_of("g5.xlarge", {})), SkyPilotLauncher)
+
+
+def test_without_skypilot_paid_machines_are_refused_before_anything_runs(
+    design: Design, prices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sky", None)
     config = design(factors={"compute": ["local", "g5.xlarge"]}, max_usd=5.0)
-    with pytest.raises(UserError, match=r"^benchmark\.factors\.compute=g5\.xlarge: this version brings no machines up"):
+    with pytest.raises(UserError, match=r"^SkyPilot is not installed here"):
         run_experiment(config, None, prices)
     assert ResultsStore("test").read() == {}
 

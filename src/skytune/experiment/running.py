@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from importlib import import_module
 from threading import Lock
 from typing import Any
 
@@ -18,7 +17,8 @@ from .. import data
 from ..config import NotReachable, Preempted, RunConfig, UserError, to_dict
 from ..config.folders import home
 from ..job import JobDir
-from ..launch import Launcher, LocalLauncher, train
+from ..launch import Launcher, LocalLauncher, SkyPilotLauncher, train
+from ..launch.skypilot.words import require
 from ..launch.stopping import Stopping
 from ..report.cost import Attempt, Cost, dollars
 from ..report.text import duration
@@ -80,20 +80,15 @@ def stored_rows(plan: Plan, store: ResultsStore) -> list[dict[str, Any]]:
 
 
 def launcher_of(machine: Machine) -> Launcher:
-    """Return the launcher of a machine: this one's, or SkyPilot's.
+    """Return the launcher of a machine: this one's, or SkyPilot's, which brings it.
 
     Raises:
-        UserError: this version has none that brings machines.
+        UserError: SkyPilot is not installed.
     """
     if machine.local:
         return LocalLauncher()
-    try:
-        return import_module("skytune.launch.skypilot").SkyPilotLauncher()
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise UserError(
-            f"benchmark.factors.compute={machine}: this version brings no machines up; run the cell there by hand and "
-            "take it in with benchmark.adopt=CELL:JOB, or benchmark.dry_run=true"
-        ) from error
+    require()
+    return SkyPilotLauncher()
 
 
 class Runner:
