@@ -30,7 +30,8 @@ def test_cells_run_on_their_machines_and_cost_what_skypilot_says(
         "benchmark.machines={m6i.large: {accelerator: cpu, devices: 1}}", "compute.region=us-east-1",
     ]  # fmt: skip
     plan = project.run(*small, *design, "benchmark.dry_run=true")
-    assert plan.code == 0 and "m6i.large x 2 spot" in plan.out and "$0.1" in plan.out, plan.out
+    assert plan.code == 0 and "m6i.large x 2 spot" in plan.out and "$0.096" in plan.out, plan.out
+    assert "sky-payload" not in plan.out
     assert len(farm.instances(gone=True)) == before, "a plan launches nothing"
     done = project.run(*small, *design, timeout=1500)
     assert done.code == 0, done.out
