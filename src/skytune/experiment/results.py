@@ -54,7 +54,10 @@ def draw(config: RunConfig, table: "pd.DataFrame") -> str:
     name = experiment_name(config)
     folder = ResultsStore(name).path
     planned = make_plan(config, prices=_free).planned_rows()
-    page = build_experiment_page(name=name, rows=records(table), design=to_dict(config.benchmark), planned=planned)
+    design = config.benchmark
+    page = build_experiment_page(
+        name=name, rows=records(table), design=to_dict(design), planned=planned, note=design.note
+    )
     write_table(table, folder)
     write_page(page, folder / PAGE)
     return page
