@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 EXIT_OK, EXIT_ERROR, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED = 0, 1, 75, 76, 130
 CONFIGS = SOURCE.parent / "configs"
 NEEDED = {
-    "accelerate", "datasets", "dotenv", "hydra", "hydra_zen", "jinja2", "numpy", "omegaconf", "pyarrow", "torch",
-    "transformers", "yaml", "zenml",
+    "accelerate", "datasets", "dotenv", "hydra", "hydra_zen", "jinja2", "matplotlib", "numpy", "omegaconf", "pandas",
+    "pyarrow", "scipy", "torch", "transformers", "yaml", "zenml",
 }  # fmt: skip
 """Packages of the extras that the command needs."""
 
