@@ -126,7 +126,7 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
     cached = steps["train_model" if trained else "evaluate_model"].status == "cached"
     text = summary(
         metrics=metrics["splits"]["test"],
-        training={**result, "cost": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
+        training={**result, "cost_line": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
         model_path=place,
         dashboard=get_run_url(run),
         cached=cached,
