@@ -33,6 +33,8 @@ class Asked:
     compute: str | None = None
     spot: bool | None = None
     keep_days: int | None = None
+    timeout: float = 9.0
+    """Seconds within which `check` has to know."""
 
     def stack_file(self) -> files.StackFile:
         """Return the stack file with the words put in."""
@@ -52,19 +54,23 @@ def register(asked: Asked) -> int:
     names.checked_stack(asked.name)
     file = asked.stack_file()
     settings = _settings(asked, file)
-    account = accounts.connect(file.region)
-    own = _names(asked.name, account, file.bucket)
-    print(f"stack {asked.name}: account {account.id}, {account.region}", flush=True)
-    done = stack.ensure(account, own, file.keep_days, _say)
-    settings = {"infra": CLOUD, "region": account.region, **settings}
     client = environment.connect()
     from . import registered
     from .aws.reporting import Done
 
-    there = registered.find(client, asked.name) is not None
+    before = registered.find(client, asked.name)
+    if before is None:
+        registered.refuse_taken(client, asked.name)
+    account = accounts.connect(asked.region or (before.region if before else file.region))
+    own = _names(asked.name, account, asked.bucket or (before.bucket if before else file.bucket))
+    if before is not None:
+        _refuse_moving(before, own)
+    print(f"stack {asked.name}: account {account.id}, {account.region}", flush=True)
+    done = stack.ensure(account, own, file.keep_days, _say)
+    settings = {"infra": CLOUD, "region": account.region, **settings}
     labels = registered.labels(CLOUD, account.region, own.bucket, account.id, own.role)
     changed = registered.register(client, asked.name, settings, labels)
-    verb = "changed" if there and changed else "made" if changed else "found"
+    verb = "changed" if before and changed else "made" if changed else "found"
     _say(Done(verb, "stack", asked.name, "in ZenML, with the step operator skypilot"))
     print(stack.at_rest(account, own))
     if not changed and not any(each.changed for each in done):
@@ -102,8 +108,8 @@ def check(asked: Asked) -> int:
         show(Finding(Level.fail, "identity", str(error)))
         show(skypilot.versions())
         return _verdict(counts, asked, started)
-    if found and found.labels.get("skytune.account") not in (None, account.id):
-        text = f"the credentials are of account {account.id}, the stack is of {found.labels['skytune.account']}"
+    if found and found.account != account.id:
+        text = f"the credentials are of account {account.id}, the stack is of {found.account}"
         show(Finding(Level.fail, "identity", text, "AWS_PROFILE chooses other credentials"))
         return _verdict(counts, asked, started)
     base = dict(found.settings) if found else _settings(asked, file or files.StackFile())
@@ -113,7 +119,7 @@ def check(asked: Asked) -> int:
     if asked.spot is not None:
         base["use_spot"] = asked.spot
     own = _names(asked.name, account, asked.bucket or (found.bucket if found else file.bucket if file else None))
-    until = max(started + preflight.SECONDS, time.monotonic() + preflight.LEAST_SECONDS)
+    until = max(started + asked.timeout, time.monotonic() + preflight.LEAST_SECONDS)
     for finding in preflight.examine(account, own, base, any(base.get(key) for key in files.SIZE), until):
         show(finding)
     return _verdict(counts, asked, started)
@@ -149,7 +155,7 @@ def destroy(asked: Asked, *, yes: bool, delete_data: bool) -> int:
 
     found = registered.find(client, asked.name)
     account = accounts.connect(asked.region or (found.region if found else None))
-    if found and found.labels.get("skytune.account") not in (None, account.id):
+    if found and found.account != account.id:
         raise UserError(f"stack {asked.name} is of another account than these credentials: AWS_PROFILE chooses others")
     own = _names(asked.name, account, asked.bucket or (found.bucket if found else None))
     stack.refuse(account, own, delete_data)
@@ -176,6 +182,23 @@ def policy(asked: Asked, *, setup: bool) -> int:
     own = _names(asked.name, account, asked.bucket or file.bucket)
     print(json.dumps(policies.setup(own) if setup else policies.person(own), indent=2))
     return 0
+
+
+def _refuse_moving(stack: "Registered", own: "Names") -> None:
+    """Refuse to register a stack elsewhere: what it has where it is would be forgotten, and go on costing.
+
+    Raises:
+        UserError: the account, the region or the bucket is another one.
+    """
+    for kind, old, new in (
+        ("account", stack.account, own.account), ("region", stack.region, own.region),
+        ("bucket", stack.bucket, own.bucket),
+    ):  # fmt: skip
+        if old != new:
+            raise UserError(
+                f"stack {stack.name} is registered with {kind} {old}, not {new}: `python src/stack.py destroy "
+                f"{stack.name}` first, or take another name (--file {stack.name} has the same settings)"
+            )
 
 
 def _settings(asked: Asked, file: files.StackFile) -> dict[str, Any]:
