@@ -97,15 +97,15 @@ def run(words: argparse.Namespace) -> int:
 
     load_dotenv()
     environment.prepare(SOURCE)
-    from skytune.stacks import commands
-    from skytune.stacks.commands import Asked
+    from skytune.stacks import checking, commands
+    from skytune.stacks.asked import Asked
 
     said = {key: value for key, value in vars(words).items() if key in Asked.__dataclass_fields__}
     asked = Asked(**{"name": "", **said}, configs=CONFIGS)
     if words.command == "register":
         return commands.register(asked)
     if words.command == "check":
-        return commands.check(asked)
+        return checking.check(asked)
     if words.command == "destroy":
         return commands.destroy(asked, yes=words.yes, delete_data=words.delete_data)
     if words.command == "policy":
