@@ -110,7 +110,7 @@ class Plan:
                 way = "compute.usd_per_hour or " if machine.local else "benchmark.price_source=skypilot|aws or "
                 raise ConfigError(
                     f"benchmark.max_usd={ceiling:g} cannot be kept: no price is known for '{machine.priced}'; give "
-                    f"{way}'+benchmark.prices={{{machine.priced}: USD}}'"
+                    f"{way}'benchmark.prices={{{machine.priced}: USD}}'"
                 )
         expected = self.total("seconds") or 0.0
         if self.todo and self.spent + expected > ceiling:
