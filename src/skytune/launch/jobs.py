@@ -14,8 +14,9 @@ from ..config.secrets import hide
 from ..config.targets import user_paths
 from ..data.tables import content_hash, write_split
 from ..job import Job, JobDir, read_json, write_json
-from .local import Launcher, LocalLauncher
+from .local import Launcher
 from .runs import RunFolder, decisive, run_key
+from .several import launcher_of
 
 if TYPE_CHECKING:
     import datasets
@@ -113,7 +114,7 @@ def _run(
         )
         try:
             _write(folder, job, splits, tokenizer, weights)
-            (launcher or LocalLauncher()).run(folder, config.compute)
+            (launcher or launcher_of(config.launch)).run(folder, config.compute)
         except OSError as error:
             if error.errno not in UNWRITABLE:
                 raise
