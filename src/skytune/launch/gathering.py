@@ -234,9 +234,7 @@ class Gathering:
         )  # fmt: skip
         found = channel.expect("found")
         if not found["shared"]:
-            # The checkpoints too: a run that goes on from one does so on all machines.
-            names = ["job.json", "inputs", *([] if job.config.checkpoint.store else ["checkpoints"])]
-            channel.send_folder(self.job.root, names)
+            channel.send_folder(self.job.root, ["job.json", "inputs"])
             with own_modules(job.config, [Path(path) for path in job.paths]) as (folder, tops):
                 channel.send_folder(folder, tops)
         channel.expect("ready")

@@ -256,7 +256,9 @@ def _train(
         child = start(words, env)
         try:
             follower = Follower(job.logs / f"rank-{first}.log")
-            code = pump(child, record, tail, follower, peers.check, job.outputs / ".no-result-here", launch.grace_seconds)
+            code = pump(
+                child, record, tail, follower, peers.check, job.outputs / ".no-result-here", launch.grace_seconds
+            )
         except _Ended:
             pass
         finally:

@@ -17,9 +17,9 @@ from ..training.refusals import refuse_strategy
 from .gathering import TOKEN, Gathering
 from .gpus import device_here, processes_wanted, threads_each
 from .hosts import Hosts, is_this_machine
-from .local import LocalLauncher, PeerEnded, Team, environment, run_workers, start
+from .local import PeerEnded, Team, environment, run_workers, start
 from .machine import about, differs, network, own_address
-from .nodes import Nodes, nodes_of
+from .nodes import Nodes
 from .processes import START
 from .stopping import Stopping
 
@@ -46,16 +46,6 @@ def agent(job: JobDir, nodes: Nodes, each: int, master: str, port: int) -> list[
     words += ["--nnodes", str(nodes.count), "--node-rank", str(nodes.rank), "--nproc-per-node", str(each)]
     words += ["--master-addr", master, "--master-port", str(port), "--max-restarts", "0"]
     return [*words, str(START), "skytune.training.worker", str(job.root)]
-
-
-def launcher_of(launch: LaunchConfig) -> "LocalLauncher | NodesLauncher":
-    """Return the launcher for what the configuration and this process's variables say of machines.
-
-    Raises:
-        ConfigError: see `nodes_of`.
-    """
-    nodes = nodes_of(launch, os.environ)
-    return NodesLauncher(nodes) if nodes.count > 1 else LocalLauncher()
 
 
 class NodesLauncher:
