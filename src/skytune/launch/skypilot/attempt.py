@@ -50,7 +50,8 @@ class Following:
         self._told: Pending[None] | None = None
         self._muted = False
         self._log: Pending[Any] | None = None
-        self._looked = self._mirrored = self._heard = time.monotonic()
+        self._lines = 0
+        self._looked = self._mirrored = self._heard = self._tailed = time.monotonic()
 
     def tick(self) -> None:
         """To be called while something is waited for: ends the wait where the run was told to end, or, once the workers
@@ -75,13 +76,12 @@ class Following:
         self._heard = time.monotonic()
         try:
             while True:
+                self._keep_log(number)
                 status = self._status(number)
                 if status in ENDED:
                     return status
                 if status == "RUNNING" and self.clock.phase != "job_s":
                     self.clock.enter("job_s")
-                if self._log is None or self._log.done:
-                    self._log = self.cluster.tail(number, self.show)
                 if (status == "UNKNOWN" or self._due("_looked", STATE_SECONDS)) and self._is_lost():
                     return "LOST"
                 if self.mirror and status == "RUNNING" and self._due("_mirrored", MIRROR_SECONDS):
@@ -93,7 +93,7 @@ class Following:
     def collect(self, status: str) -> End:
         """Bring back what the job left; from a cluster that is not whole, what can still be had."""
         self.clock.enter("collect_s")
-        state = "UP" if status == "SUCCEEDED" else self._settled_state()
+        state = "UP" if status == "SUCCEEDED" else self._settled_state(4.0 if status != "FAILED_SETUP" else 0.0)
         names = ["outputs", *(["checkpoints"] if self.mirror else [])]
         if status == "SUCCEEDED":
             self.cluster.fetch(names, self.job.root, self.tick)
@@ -158,10 +158,10 @@ class Following:
             log.debug("cluster state: %s", error)
             return "UNKNOWN"
 
-    def _settled_state(self) -> str:
+    def _settled_state(self, first: float) -> str:
         """Return the cluster's state after a job has failed: a spot machine that is being taken away counts as running
         for some seconds, in which its peers have failed already."""
-        for wait in (4.0, 8.0, 0.0):
+        for wait in (first, 2 * first, 0.0):
             state = self._state()
             if state != "UP" or any(error.user for error in self.job.read_errors().values()) or not wait:
                 break
@@ -176,6 +176,21 @@ class Following:
             raise
         except Exception as error:
             log.debug("fetching %s: %s", names, error)
+
+    def _keep_log(self, number: int) -> None:
+        """Follow the job's log; anew where that broke off, without the lines that were there before."""
+        if self._log is not None and not (self._log.done and self._due("_tailed", STATE_SECONDS)):
+            return
+        before, count = self._lines, 0
+
+        def show(text: str) -> None:
+            nonlocal count
+            count += 1
+            if count > before:
+                self._lines = count
+                self.show(text)
+
+        self._log = self.cluster.tail(number, show)
 
     def _due(self, name: str, seconds: float) -> bool:
         if time.monotonic() - getattr(self, name) < seconds:
@@ -193,7 +208,7 @@ class Following:
         """Wait a moment for the last lines; what comes later is not shown among those of the next attempt."""
         if self._log is not None:
             try:
-                self._log.wait(seconds=10.0)
+                self._log.wait(seconds=30.0)
             except Exception as error:
                 log.debug("the job's log: %s", error)
         self._muted = True
