@@ -31,6 +31,9 @@ SILENT_SECONDS = 180.0
 MIRROR_SECONDS = 30.0
 """Without a store that outlives the machines: how often checkpoints are copied to this one."""
 
+SETTLE_SECONDS = 8.0
+"""What the cloud may take to say that a machine is gone whose peers have noticed it."""
+
 PREFIX = re.compile(r"^\((?:(?P<name>[^(),]*),? )?(?:rank=(?P<rank>\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 """What SkyPilot puts before every line of a job's log."""
 
@@ -93,13 +96,21 @@ class Following:
     def collect(self, status: str) -> End:
         """Bring back what the job left; from a cluster that is not whole, what can still be had."""
         self.clock.enter("collect_s")
-        state = "UP" if status == "SUCCEEDED" else self._settled_state(4.0 if status != "FAILED_SETUP" else 0.0)
         names = ["outputs", *(["checkpoints"] if self.mirror else [])]
         if status == "SUCCEEDED":
             self.cluster.fetch(names, self.job.root, self.tick)
-        elif state != "GONE":
+            return self._end(status, "UP")
+        state = self._state()
+        if state != "GONE":
             self._fetch(names)
             self._fetch(["outputs/logs"], slice(1, None))
+        if state == "UP" and status != "FAILED_SETUP" and not any(e.user for e in self.job.read_errors().values()):
+            # A spot machine that is taken away counts as running for some seconds, in which its peers have failed.
+            self._sleep(SETTLE_SECONDS)
+            state = self._state()
+        return self._end(status, "INIT" if state == "UNKNOWN" else state)
+
+    def _end(self, status: str, state: str) -> End:
         return End(job=status, cluster=state, result=self.job.read_result(), errors=self.job.read_errors())
 
     def show(self, text: str) -> None:
@@ -157,16 +168,6 @@ class Following:
         except Exception as error:
             log.debug("cluster state: %s", error)
             return "UNKNOWN"
-
-    def _settled_state(self, first: float) -> str:
-        """Return the cluster's state after a job has failed: a spot machine that is being taken away counts as running
-        for some seconds, in which its peers have failed already."""
-        for wait in (first, 2 * first, 0.0):
-            state = self._state()
-            if state != "UP" or any(error.user for error in self.job.read_errors().values()) or not wait:
-                break
-            self._sleep(wait)
-        return "INIT" if state == "UNKNOWN" else state
 
     def _fetch(self, names: list[str], nodes: slice = slice(0, 1)) -> None:
         """Bring back what can be had."""
