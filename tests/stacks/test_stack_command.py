@@ -208,10 +208,11 @@ def test_policies_are_json_without_anything_else(stack: Commands) -> None:
         (["register", "aws", "--region", "us-west-3"], "--region us-west-3: AWS has no such region"),
         (["register", "aws", "--compute", "7xb200"], "--compute 7xb200: neither a preset for machines"),
         (["register", "aws", "--compute", "mps"], "--compute mps: is a preset for this machine"),
+        (["register", "aws", "--compute", "local"], "--compute local: is a preset for this machine"),
         (["register", "aws", "--bucket", "My_Bucket"], "--bucket My_Bucket: a bucket's name has 3 to 63 small letters"),
         (["register", "aws", "--keep-days", "0"], "keep_days=0: must be at least 1"),
     ],
-    ids=["file", "name", "region", "preset", "local", "bucket", "days"],
+    ids=["file", "name", "region", "preset", "here", "this-machine", "bucket", "days"],
 )
 def test_mistakes_are_told_in_one_line_before_anything_is_made(stack: Commands, words: list[str], said: str) -> None:
     found = stack(*words)
@@ -220,6 +221,37 @@ def test_mistakes_are_told_in_one_line_before_anything_is_made(stack: Commands, 
     pattern = re.escape(said).replace(r"\.\*", ".*")
     assert re.search(pattern, found.err), found.err
     assert boto3.client("s3").list_buckets()["Buckets"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("regoin: us-east-1", "unknown key 'regoin': did you mean region?"),
+        (
+            "machine:\n  max_hourly_used: 3",
+            "unknown key 'machine.max_hourly_used': did you mean machine.max_hourly_usd?",
+        ),
+        ("machine:\n  disk_size: large", "machine.disk_size"),
+        ("spot: maybe", "spot='maybe': must be true or false"),
+        ("region: [", "is no YAML"),
+    ],
+    ids=["key", "machine-key", "machine-value", "value", "yaml"],
+)
+def test_mistakes_in_a_stack_file(stack: Commands, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    found = stack("register", "aws", "--file", str(tmp_path / "mine.yaml"))
+    assert found.code == 1 and found.err.count("\n") == 1 and said in found.err
+    assert "extra." not in found.err
+    assert boto3.client("s3").list_buckets()["Buckets"] == []
+
+
+def test_a_preset_for_machines(stack: Commands, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("compute: 2x4xa10g\nmachine:\n  max_hourly_usd: 9\n")
+    assert stack("register", "aws", "--file", str(tmp_path / "mine.yaml")).code == 0
+    assert "2 x A10G:4, on demand" in stack("list").out
+    checked = stack("check", "aws")
+    assert "2 x g5.12xlarge" in checked.out
+    assert "$11.34 an hour is more than max_hourly_usd=9" in checked.out
 
 
 def test_without_credentials(stack: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,14 @@
+<<<<<<< HEAD
 """What a person asked of `python src/stack.py`, and what follows: names on AWS, the step operator's settings."""
+=======
+"""What a person asked of `python src/stack.py`, and what follows from it: names on AWS, the operator's settings."""
+>>>>>>> stackcmd
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config import ComputeConfig
 from . import files
 
 if TYPE_CHECKING:
@@ -40,9 +45,14 @@ class Asked:
 
 
 def settings_of(asked: Asked, file: files.StackFile) -> dict[str, Any]:
-    """Return what the step operator is registered with, apart from the place."""
-    machine = {**file.machine, **files.machine(asked.configs, file.compute)}
-    return {**machine, "use_spot": file.spot}
+    """Return what the step operator is registered with, apart from the place.
+
+    Raises:
+        ConfigError: keys or values that `compute` does not know.
+    """
+    machine = {**file.machine, **files.machine(asked.configs, file.compute), "use_spot": file.spot}
+    files.checked(ComputeConfig, machine, "machine")
+    return machine
 
 
 def names_of(stack: str, account: "Account", bucket: str | None) -> "Names":
