@@ -134,6 +134,8 @@ def _main(argv: list[str], shown: Shown) -> int:
         print(to_yaml(config), end="")
         return EXIT_OK
     _refuse_launchers()
+    if config.launch.gpu_ids is not None:  # before anything looks for GPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.launch.gpu_ids
     _log_plainly()
     if found:
         found.prepare(config)
@@ -180,6 +182,14 @@ def _refuse_launchers() -> None:
 
 
 def _run(config: RunConfig) -> int:
+    from skytune.launch.nodes import nodes_of
+
+    nodes = nodes_of(config.launch, os.environ)
+    if nodes.rank:  # node 0 runs the pipeline
+        from skytune.launch.join import join
+
+        assert nodes.address is not None, "nodes_of refuses that"
+        return join(nodes.address, nodes.port, rank=nodes.rank, timeout=config.launch.nodes_timeout_seconds)
     if config.pipeline is Pipeline.benchmark:
         from skytune.experiment import make_plan
 

@@ -65,13 +65,13 @@ def test_ctrl_c_while_training_saves_and_takes_machines_down_although_that_fails
 
 @pytest.mark.soak
 def test_machines_that_cannot_be_taken_down_are_named(farm: Farm, new_project: Projects, small: list[str]) -> None:
-    project = new_project(infra="aws/us-east-1", instance_type="m5.large", idle_minutes_to_autostop=1)
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large", idle_minutes_to_autostop=5)
     with farm.denied("ec2", "TerminateInstances"):
         done = project.run(*small, timeout=900)
         (machine,) = farm.instances()
     assert done.code == 1
     said = last_error(done.out)
-    assert f"`sky down {machine.cluster}`" in said and "1 idle minutes" in said
+    assert f"`sky down {machine.cluster}`" in said and "5 idle minutes" in said
     farm.run(["sky", "down", "--yes", machine.cluster], timeout=200, check=True)
     assert not farm.instances()
 
@@ -95,7 +95,7 @@ def test_gpus_that_are_not_there_end_a_job_before_data_is_read(
     words = [word for word in small if not word.startswith("compute.device")]
     done = project.run(*words, "compute=4xa10g", timeout=900)
     assert done.code == 1 and "4 GPUs were asked for on every machine, torch finds 0" in last_error(done.out)
-    assert "training" not in farm.log(farm.instances(gone=True)[-1]).split("4 GPUs were asked for")[0].split("==>")[-1]
+    assert "training 20 steps" not in farm.log(farm.instances(gone=True)[-1])
     assert farm.instances(gone=True)[-1].type == "g5.12xlarge" and not farm.instances()
 
 
@@ -111,9 +111,11 @@ def test_a_job_outlives_its_driver_and_the_same_command_attaches(
     process.wait()
     (machine,) = farm.instances()
     with farm.declare(machine.cluster):
+        left = project.run(*small, *SLOW, "launch.detach=true")
+        assert left.code == 0 and f"detached: the job runs on the cluster {machine.cluster}" in left.out
         again = project.run(*small, *SLOW, timeout=900)
     assert again.code == 0 and "attaching to the job that runs already" in again.out
-    assert project.result()["steps"] == 100 and "resumed_from" in project.result()
+    assert project.result()["steps"] == 100
     assert len(farm.instances(gone=True)) == before + 1 and terminated(farm).count(machine.id) == 1
 
 

@@ -29,6 +29,7 @@ from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
 from skytune.launch.skypilot.waiting import Late, Pending
 from skytune.launch.skypilot.words import reasons
+from skytune.report.cost import cost_of
 
 
 def config(**groups: Any) -> RunConfig:
@@ -281,6 +282,18 @@ def test_lost_attempts_are_counted_and_unknown_prices_are_not_zero() -> None:
     assert report([lost, unknown])["usd"] is None and "n/a" in line([lost, unknown])
     nothing = Attempt(machine="b", nodes=1, hourly_usd=None, ended="no machine", phases={"provision_s": 9.0})
     assert report([nothing, done])["usd"] == pytest.approx(0.2)
+
+
+def test_the_report_reads_the_same_cost_from_the_attempts(tmp_path: Path) -> None:
+    name = "2 x g5.xlarge (spot, AWS us-east-1), $1.20 an hour"
+    lost = Attempt(machine=name, nodes=2, hourly_usd=3.6, ended="lost", phases={"provision_s": 60.0, "job_s": 40.0})
+    nothing = Attempt(machine=name, nodes=2, hourly_usd=None, ended="no machine", phases={"provision_s": 9.0})
+    done = Attempt(machine=name, nodes=2, hourly_usd=1.2, ended="done", phases={"job_s": 300.0})
+    attempts = [lost, nothing, done]
+    (tmp_path / "attempts.json").write_text(json.dumps([attempt.paid() for attempt in attempts]))
+    cost = cost_of({"run_folder": str(tmp_path)})
+    assert cost.usd == pytest.approx(report(attempts)["usd"]) and cost.seconds == 400.0
+    assert "3 attempts" in cost.line() and "2 x g5.xlarge (spot, AWS us-east-1) at" in cost.line()
 
 
 def test_a_clock_adds_up_phases() -> None:

@@ -169,7 +169,36 @@ class LaunchConfig:
     """How long workers may take to save and end after Ctrl-C, SIGTERM or SIGUSR1, before they are ended without."""
 
     start_timeout_seconds: float = 300.0
-    """How long all processes may take to find each other."""
+    """How long all processes may take to find each other, and how long one may keep the others waiting later on."""
+
+    nodes: int | None = None
+    """Machines that train together; `num_processes` counts the processes of all of them. Empty: what the variables of
+    SkyPilot, Slurm, torchrun or SageMaker say, else one."""
+
+    node_rank: int | None = None
+    """This machine's number among them, from 0. Node 0 runs the pipeline and writes the results, the others join it."""
+
+    master_addr: str | None = None
+    """Address of node 0 as the others reach it; empty: what the variables say, else this machine's own."""
+
+    master_port: int | None = None
+    """Port on which node 0 waits for the others; torchrun takes the next one. Empty: 29511, or any that is free."""
+
+    hosts: list[str] = field(default_factory=list)
+    """The other machines (`[a,me@b]`): this one is node 0 and starts them over SSH, which must need no password."""
+
+    nodes_timeout_seconds: float = 300.0
+    """How long node 0 waits for the others, and they for node 0."""
+
+    silence_seconds: float = 30.0
+    """A machine that has not been heard of for so long while all train is lost, and the run ends."""
+
+    gpu_ids: str | None = None
+    """GPUs of this machine that may be used (`0,1`), by CUDA's numbers; empty takes all that are visible."""
+
+    accelerate_config: str | None = None
+    """A file that `accelerate config` wrote: its options go before these presets, and after what the command line says.
+    An option that cannot be honoured is refused by name. Without this key no such file is read."""
 
     def __post_init__(self) -> None:
         if self.num_processes != "auto":
@@ -187,3 +216,17 @@ class LaunchConfig:
             raise ConfigError(f"launch.stop_seconds={self.stop_seconds}: must be above 0")
         if self.grace_seconds <= 0 or self.start_timeout_seconds <= 0:
             raise ConfigError("launch.grace_seconds and launch.start_timeout_seconds must be above 0")
+        if self.nodes_timeout_seconds <= 0 or self.silence_seconds <= 0:
+            raise ConfigError("launch.nodes_timeout_seconds and launch.silence_seconds must be above 0")
+        if self.nodes is not None and self.nodes < 1:
+            raise ConfigError(f"launch.nodes={self.nodes}: must be at least 1")
+        if self.node_rank is not None and self.node_rank < 0:
+            raise ConfigError(f"launch.node_rank={self.node_rank}: the first machine has 0")
+        if self.master_port is not None and not 0 < self.master_port < 65535:
+            raise ConfigError(f"launch.master_port={self.master_port}: must lie between 1 and 65534")
+        if self.gpu_ids is not None and not re.fullmatch(r"[\w-]+(,[\w-]+)*", self.gpu_ids):
+            raise ConfigError(f"launch.gpu_ids={self.gpu_ids}: write numbers with commas between them, as in '0,1'")
+        if self.hosts and (self.nodes is not None or self.node_rank):
+            raise ConfigError(
+                "launch.hosts names all other machines and makes this one node 0: leave nodes and node_rank out"
+            )

@@ -31,6 +31,9 @@ SILENT_SECONDS = 180.0
 MIRROR_SECONDS = 30.0
 """Without a store that outlives the machines: how often checkpoints are copied to this one."""
 
+SETTLE_SECONDS = 8.0
+"""What the cloud may take to say that a machine is gone whose peers have noticed it."""
+
 PREFIX = re.compile(r"^\((?:(?P<name>[^(),]*),? )?(?:rank=(?P<rank>\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 """What SkyPilot puts before every line of a job's log."""
 
@@ -50,7 +53,8 @@ class Following:
         self._told: Pending[None] | None = None
         self._muted = False
         self._log: Pending[Any] | None = None
-        self._looked = self._mirrored = self._heard = time.monotonic()
+        self._lines = 0
+        self._looked = self._mirrored = self._heard = self._tailed = time.monotonic()
 
     def tick(self) -> None:
         """To be called while something is waited for: ends the wait where the run was told to end, or, once the workers
@@ -75,13 +79,12 @@ class Following:
         self._heard = time.monotonic()
         try:
             while True:
+                self._keep_log(number)
                 status = self._status(number)
                 if status in ENDED:
                     return status
                 if status == "RUNNING" and self.clock.phase != "job_s":
                     self.clock.enter("job_s")
-                if self._log is None or self._log.done:
-                    self._log = self.cluster.tail(number, self.show)
                 if (status == "UNKNOWN" or self._due("_looked", STATE_SECONDS)) and self._is_lost():
                     return "LOST"
                 if self.mirror and status == "RUNNING" and self._due("_mirrored", MIRROR_SECONDS):
@@ -93,13 +96,21 @@ class Following:
     def collect(self, status: str) -> End:
         """Bring back what the job left; from a cluster that is not whole, what can still be had."""
         self.clock.enter("collect_s")
-        state = "UP" if status == "SUCCEEDED" else self._settled_state()
         names = ["outputs", *(["checkpoints"] if self.mirror else [])]
         if status == "SUCCEEDED":
             self.cluster.fetch(names, self.job.root, self.tick)
-        elif state != "GONE":
+            return self._end(status, "UP")
+        state = self._state()
+        if state != "GONE":
             self._fetch(names)
             self._fetch(["outputs/logs"], slice(1, None))
+        if state == "UP" and status != "FAILED_SETUP" and not any(e.user for e in self.job.read_errors().values()):
+            # A spot machine that is taken away counts as running for some seconds, in which its peers have failed.
+            self._sleep(SETTLE_SECONDS)
+            state = self._state()
+        return self._end(status, "INIT" if state == "UNKNOWN" else state)
+
+    def _end(self, status: str, state: str) -> End:
         return End(job=status, cluster=state, result=self.job.read_result(), errors=self.job.read_errors())
 
     def show(self, text: str) -> None:
@@ -158,16 +169,6 @@ class Following:
             log.debug("cluster state: %s", error)
             return "UNKNOWN"
 
-    def _settled_state(self) -> str:
-        """Return the cluster's state after a job has failed: a spot machine that is being taken away counts as running
-        for some seconds, in which its peers have failed already."""
-        for wait in (4.0, 8.0, 0.0):
-            state = self._state()
-            if state != "UP" or any(error.user for error in self.job.read_errors().values()) or not wait:
-                break
-            self._sleep(wait)
-        return "INIT" if state == "UNKNOWN" else state
-
     def _fetch(self, names: list[str], nodes: slice = slice(0, 1)) -> None:
         """Bring back what can be had."""
         try:
@@ -176,6 +177,21 @@ class Following:
             raise
         except Exception as error:
             log.debug("fetching %s: %s", names, error)
+
+    def _keep_log(self, number: int) -> None:
+        """Follow the job's log; anew where that broke off, without the lines that were there before."""
+        if self._log is not None and not (self._log.done and self._due("_tailed", STATE_SECONDS)):
+            return
+        before, count = self._lines, 0
+
+        def show(text: str) -> None:
+            nonlocal count
+            count += 1
+            if count > before:
+                self._lines = count
+                self.show(text)
+
+        self._log = self.cluster.tail(number, show)
 
     def _due(self, name: str, seconds: float) -> bool:
         if time.monotonic() - getattr(self, name) < seconds:
@@ -193,7 +209,7 @@ class Following:
         """Wait a moment for the last lines; what comes later is not shown among those of the next attempt."""
         if self._log is not None:
             try:
-                self._log.wait(seconds=10.0)
+                self._log.wait(seconds=30.0)
             except Exception as error:
                 log.debug("the job's log: %s", error)
         self._muted = True

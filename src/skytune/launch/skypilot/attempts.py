@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import ComputeConfig, Detached, Preempted, RunConfig, UserError, WorkerError
 from ...job import JobDir
-from ..local import failure
+from ..blame import failure
 from ..stopping import Stopping
 from . import scripts
 from .attempt import Following, forget_last_attempt
