@@ -63,6 +63,14 @@ def draw(config: RunConfig, table: "pd.DataFrame") -> str:
     return page
 
 
+def in_numbers(table: "pd.DataFrame") -> dict[str, float]:
+    """Return how many cells there are, by status, and what they cost, for metadata; what is unknown is left out."""
+    found: dict[str, float] = {"cells": len(table)}
+    found |= {status: int((table["status"] == status).sum()) for status in ("done", "failed", "stopped")}
+    usd = table["usd_total"].dropna()
+    return {**found, "usd": round(float(usd.sum()), 6)} if len(usd) else found
+
+
 def write_page(page: str, path: Path) -> None:
     """Write the page where a browser opens it.
 
