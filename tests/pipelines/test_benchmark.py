@@ -53,10 +53,11 @@ def test_table_page_and_artifacts(bench: Any) -> None:
 
 def test_the_same_command_runs_nothing_again_and_results_are_drawn_again(bench: Any) -> None:
     before = {path: path.stat().st_mtime_ns for path in (bench.folder / "cells").iterdir()}
-    (bench.folder / "report.html").unlink()
-    done = bench.run(*bench.words, "benchmark.report_only=true")
-    assert done.code == 0, done.err
-    assert (bench.folder / "report.html").is_file() and "training" not in done.out
+    for _ in range(2):  # ZenML's cache must not take the second for the first
+        (bench.folder / "report.html").unlink()
+        done = bench.run(*bench.words, "benchmark.report_only=true")
+        assert done.code == 0, done.err
+        assert (bench.folder / "report.html").is_file() and "training" not in done.out
     assert {path: path.stat().st_mtime_ns for path in (bench.folder / "cells").iterdir()} == before
 
 

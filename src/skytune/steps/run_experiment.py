@@ -10,7 +10,7 @@ from .context import whole_config
 log = logging.getLogger(__name__)
 
 
-@step(enable_cache=False)  # the store of results decides what is finished, not the cache
+@step(enable_cache=False)
 def run_experiment(design: dict[str, Any]) -> Annotated[Any, "results"]:
     """Run the cells that have no result yet, or take results as they are; `design` is there to be seen."""
     from ..experiment.results import in_numbers, results
