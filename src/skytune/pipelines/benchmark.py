@@ -17,6 +17,7 @@ def benchmark(config: dict[str, Any]) -> None:
     # ZenML's own for tables: parquet. Imported here, because it imports pandas, which other pipelines need not pay for.
     from zenml.integrations.pandas.materializers.pandas_materializer import PandasMaterializer
 
-    run = from_dict(RunConfig, {**config, "cache": False})  # the store of results decides what is finished, not the cache
+    # The store of results decides what is finished, not the cache.
+    run = from_dict(RunConfig, {**config, "cache": False})
     cells = on(run_experiment, run).with_options(output_materializers={"results": PandasMaterializer})
     on(draw_results, run)(cells(design=to_dict(run.benchmark)))
