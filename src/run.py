@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent
 # library must not hide it, one with another name is found.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
-from skytune.config import ConfigError, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
+from skytune.config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
 
 if TYPE_CHECKING:
     from skytune.launch.continuing import Continued
@@ -43,6 +43,9 @@ def main(argv: list[str]) -> int:
         print("interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
               file=sys.stderr)  # fmt: skip
         return EXIT_INTERRUPTED
+    except Detached as error:
+        print(f"detached: {error}")
+        return EXIT_OK
     except Preempted as error:
         print(f"preempted: {error}", file=sys.stderr)
         return EXIT_PREEMPTED
@@ -131,6 +134,8 @@ def _main(argv: list[str], shown: Shown) -> int:
         print(to_yaml(config), end="")
         return EXIT_OK
     _refuse_launchers()
+    if config.launch.gpu_ids is not None:  # before anything looks for GPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.launch.gpu_ids
     _log_plainly()
     if found:
         found.prepare(config)
@@ -177,6 +182,14 @@ def _refuse_launchers() -> None:
 
 
 def _run(config: RunConfig) -> int:
+    from skytune.launch.nodes import nodes_of
+
+    nodes = nodes_of(config.launch, os.environ)
+    if nodes.rank:  # node 0 runs the pipeline
+        from skytune.launch.join import join
+
+        assert nodes.address is not None, "nodes_of refuses that"
+        return join(nodes.address, nodes.port, rank=nodes.rank, timeout=config.launch.nodes_timeout_seconds)
     if config.pipeline is Pipeline.benchmark:
         from skytune.experiment import make_plan
 

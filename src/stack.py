@@ -62,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("--compute", help="a machine: a preset of configs/compute, or an instance type (g5.12xlarge)")
         made.add_argument("--spot", action=argparse.BooleanOptionalAction, help="spot machines")
         made.add_argument("--file", help="another stack file: a name in configs/stacks or a path")
+    checking.add_argument("--timeout", type=float, default=9.0, metavar="SECONDS",
+                          help="how long it may take; what has not answered by then fails (default: 9)")  # fmt: skip
     registering.add_argument("--keep-days", type=int, help="age in days at which checkpoints are deleted (default: 30)")
     command("list", "show the stacks that are registered")
     destroying = command("destroy", "take a stack away, on AWS and in ZenML; what was not made for it stays")
@@ -95,15 +97,15 @@ def run(words: argparse.Namespace) -> int:
 
     load_dotenv()
     environment.prepare(SOURCE)
-    from skytune.stacks import commands
-    from skytune.stacks.commands import Asked
+    from skytune.stacks import checking, commands
+    from skytune.stacks.asked import Asked
 
     said = {key: value for key, value in vars(words).items() if key in Asked.__dataclass_fields__}
     asked = Asked(**{"name": "", **said}, configs=CONFIGS)
     if words.command == "register":
         return commands.register(asked)
     if words.command == "check":
-        return commands.check(asked)
+        return checking.check(asked)
     if words.command == "destroy":
         return commands.destroy(asked, yes=words.yes, delete_data=words.delete_data)
     if words.command == "policy":

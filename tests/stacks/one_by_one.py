@@ -18,17 +18,6 @@ spec = importlib.util.spec_from_file_location("stack_command", f"{SRC}/stack.py"
 assert spec is not None and spec.loader is not None
 command = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(command)
-if importlib.util.find_spec("skytune.stacks.flavor") is None:
-    from pathlib import Path
-
-    sys.path.insert(0, str(Path(__file__).parent))
-    from skytune.stacks import environment
-
-    environment.prepare(Path(SRC))
-    import flavor_standin
-
-    sys.modules["skytune.stacks.flavor"] = flavor_standin
-
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # whatever writes there by itself must not come between the answers
 for text in sys.stdin:

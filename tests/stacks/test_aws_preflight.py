@@ -22,7 +22,8 @@ A10G = {"accelerators": "A10G:4"}
 
 @pytest.fixture
 def account(connect: Callable[..., Account], monkeypatch: pytest.MonkeyPatch) -> Account:
-    monkeypatch.setenv("SKYPILOT_API_SERVER_ENDPOINT", "http://127.0.0.1:46580")
+    monkeypatch.setattr("skytune.stacks.skypilot.SERVER", "http://127.0.0.1:9")  # where nothing listens
+    monkeypatch.setattr(preflight, "PRICE_SECONDS", SECONDS)
     return connect()
 
 

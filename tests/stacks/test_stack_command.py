@@ -45,6 +45,8 @@ class Commands:
     def __call__(self, *words: str) -> Said:
         assert self.child.stdin is not None and self.child.stdout is not None
         env = {n: v for n, v in os.environ.items() if n.startswith("AWS_") or n in ("HOME", "SKYTUNE_HOME")}
+        if words[0] == "check":
+            words = (*words, "--timeout", "100")  # a busy machine must not fail what is not about time
         if words[0] in ("register", "destroy"):
             self.touched.add(words[1])
         self.child.stdin.write(json.dumps({"words": list(words), "env": env}) + "\n")
@@ -119,6 +121,41 @@ def test_another_machine_changes_the_stack_alone(stack: Commands) -> None:
     assert "g5.12xlarge, spot" in stack("list").out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--region", "us-west-2"], "registered with region us-east-1, not us-west-2"),
+        (["--bucket", "another"], f"registered with bucket {BUCKET}, not another"),
+    ],
+    ids=["region", "bucket"],
+)
+def test_a_stack_is_not_moved_so_that_something_is_left_behind(stack: Commands, words: list[str], said: str) -> None:
+    stack("register", "aws")
+    found = stack("register", "aws", *words)
+    assert found.code == 1 and said in found.err and "destroy aws` first" in found.err
+    assert [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]] == [BUCKET]
+
+
+def test_a_bucket_that_was_given_is_remembered(stack: Commands) -> None:
+    boto3.client("s3").create_bucket(Bucket="lab-data")
+    assert stack("register", "aws", "--bucket", "s3://lab-data/").code == 0
+    again = stack("register", "aws")
+    assert again.code == 0 and "s3://lab-data" in again.out and "nothing was changed" in again.out
+    assert [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]] == ["lab-data"]
+    gone = stack("destroy", "aws", "--yes", "--delete-data")
+    assert re.search(r"^  kept +bucket +s3://lab-data ", gone.out, re.MULTILINE)
+
+
+def test_a_stack_that_was_registered_by_hand_is_left_alone(stack: Commands) -> None:
+    code = "from zenml.client import Client\nc = Client(); components = c.active_stack_model.components\n"
+    code += "c.create_stack('aws-spot', {kind: those[0].id for kind, those in components.items()})"
+    assert stack("python", code).code == 0
+    said = stack("register", "aws-spot")
+    assert said.code == 1 and "ZenML has one of that name that was not registered here" in said.err
+    assert boto3.client("s3").list_buckets()["Buckets"] == []
+    assert stack("python", "from zenml.client import Client; Client().delete_stack('aws-spot')").code == 0
+
+
 def test_a_stack_that_is_not_there_yet_is_no_go(stack: Commands) -> None:
     said = stack("check", "aws", "--compute", "m6i.2xlarge")
     assert said.code == 1
@@ -171,10 +208,11 @@ def test_policies_are_json_without_anything_else(stack: Commands) -> None:
         (["register", "aws", "--region", "us-west-3"], "--region us-west-3: AWS has no such region"),
         (["register", "aws", "--compute", "7xb200"], "--compute 7xb200: neither a preset for machines"),
         (["register", "aws", "--compute", "mps"], "--compute mps: is a preset for this machine"),
+        (["register", "aws", "--compute", "local"], "--compute local: is a preset for this machine"),
         (["register", "aws", "--bucket", "My_Bucket"], "--bucket My_Bucket: a bucket's name has 3 to 63 small letters"),
         (["register", "aws", "--keep-days", "0"], "keep_days=0: must be at least 1"),
     ],
-    ids=["file", "name", "region", "preset", "local", "bucket", "days"],
+    ids=["file", "name", "region", "preset", "here", "this-machine", "bucket", "days"],
 )
 def test_mistakes_are_told_in_one_line_before_anything_is_made(stack: Commands, words: list[str], said: str) -> None:
     found = stack(*words)
@@ -183,6 +221,37 @@ def test_mistakes_are_told_in_one_line_before_anything_is_made(stack: Commands, 
     pattern = re.escape(said).replace(r"\.\*", ".*")
     assert re.search(pattern, found.err), found.err
     assert boto3.client("s3").list_buckets()["Buckets"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("regoin: us-east-1", "unknown key 'regoin': did you mean region?"),
+        (
+            "machine:\n  max_hourly_used: 3",
+            "unknown key 'machine.max_hourly_used': did you mean machine.max_hourly_usd?",
+        ),
+        ("machine:\n  disk_size: large", "machine.disk_size"),
+        ("spot: maybe", "spot='maybe': must be true or false"),
+        ("region: [", "is no YAML"),
+    ],
+    ids=["key", "machine-key", "machine-value", "value", "yaml"],
+)
+def test_mistakes_in_a_stack_file(stack: Commands, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    found = stack("register", "aws", "--file", str(tmp_path / "mine.yaml"))
+    assert found.code == 1 and found.err.count("\n") == 1 and said in found.err
+    assert "extra." not in found.err
+    assert boto3.client("s3").list_buckets()["Buckets"] == []
+
+
+def test_a_preset_for_machines(stack: Commands, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("compute: 2x4xa10g\nmachine:\n  max_hourly_usd: 9\n")
+    assert stack("register", "aws", "--file", str(tmp_path / "mine.yaml")).code == 0
+    assert "2 x A10G:4, on demand" in stack("list").out
+    checked = stack("check", "aws")
+    assert "2 x g5.12xlarge" in checked.out
+    assert "$11.34 an hour is more than max_hourly_usd=9" in checked.out
 
 
 def test_without_credentials(stack: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

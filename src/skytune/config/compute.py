@@ -1,7 +1,9 @@
-"""`compute` and `launch`: on which device, and in how many processes. None of it decides the result."""
+"""`compute` and `launch`: on which machine, which device, in how many processes. None of it decides the result."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from .errors import ConfigError
 
@@ -23,6 +25,26 @@ class Fast(str, Enum):
     off = "off"
 
 
+ACCELERATORS = re.compile(r"[A-Za-z0-9][\w.-]*(:\d+)?")
+AT_LEAST = re.compile(r"\d+(\.\d+)?\+?")
+
+
+@dataclass(kw_only=True)
+class RecoveryConfig:
+    """What happens when the cloud takes machines away, or they are lost."""
+
+    max_attempts: int = 3
+    """How often machines are brought up for one run in all; 1 never again. A mistake in the run itself is not tried
+    again."""
+
+    on_demand_fallback: bool = False
+    """Where no spot machine can be had, take machines at the full price instead."""
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ConfigError(f"compute.recovery.max_attempts={self.max_attempts}: must be at least 1")
+
+
 @dataclass(kw_only=True)
 class ComputeConfig:
     """The machine that trains."""
@@ -40,11 +62,90 @@ class ComputeConfig:
     """What an hour of this machine costs, where you know it: the report then says what the run cost. A machine that is
     rented for the run brings its own price."""
 
+    local: bool = False
+    """Train on this machine, even where the stack could bring up others."""
+
+    accelerators: str | None = None
+    """GPUs of every machine, as SkyPilot names them (`A10G:4`). This and all below is for a stack with the step
+    operator `skypilot`; on any other it is ignored, with one line. Empty means what the stack was registered with."""
+
+    instance_type: str | None = None
+    """The cloud's name of a machine (`g5.12xlarge`); `compute=g5.12xlarge` is short for it."""
+
+    cpus: int | str | None = None
+    """Virtual CPUs of every machine: a number, or `8+` for at least so many."""
+
+    memory: int | str | None = None
+    """Memory of every machine in GiB: a number, or `32+` for at least so much."""
+
+    num_nodes: int | None = None
+    """Machines. The processes are shared out evenly among them."""
+
+    use_spot: bool | None = None
+    """Spot machines: cheaper, and the cloud may take them away; the run goes on from its last checkpoint on others."""
+
+    infra: str | None = None
+    """Where: `aws`, `aws/us-east-1`, `gcp`, `k8s`, ... as SkyPilot writes it. Empty takes the cheapest there is."""
+
+    region: str | None = None
+    """The cloud's region; empty tries all of them, the cheapest first."""
+
+    zone: str | None = None
+    """The region's zone; empty tries all of them."""
+
+    disk_size: int | None = None
+    """Disk of every machine in GB; empty means SkyPilot's default. Data, model and checkpoints must fit on it."""
+
+    image_id: str | None = None
+    """Machine image or `docker:IMAGE`; empty means SkyPilot's own."""
+
+    idle_minutes_to_autostop: int | None = None
+    """A machine that has had nothing to do for so long takes itself down, whatever became of this process."""
+
+    max_hourly_usd: float | None = None
+    """Launch nothing that costs more an hour, all machines together."""
+
+    keep_on_failure_minutes: int | None = None
+    """Keep the machines of a job that failed for so long, to look at them; empty takes them down at once."""
+
+    max_hours: float | None = None
+    """The job is ended after so long, whatever it does: machines take themselves down only when they are idle."""
+
+    resources: dict[str, Any] = field(default_factory=dict)
+    """Anything else that SkyPilot knows of resources, handed on as it is (`+compute.resources.disk_tier=best`)."""
+
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    """What happens when machines are taken away."""
+
     def __post_init__(self) -> None:
         if self.usd_per_hour is not None and not 0 < self.usd_per_hour < float("inf"):
             raise ConfigError(f"compute.usd_per_hour={self.usd_per_hour:g}: must be above 0, or null (unknown)")
         self.device = Device(self.device)
         self.fast = Fast(self.fast)
+        for key, least in (
+            ("num_nodes", 1),
+            ("disk_size", 1),
+            ("idle_minutes_to_autostop", 1),
+            ("keep_on_failure_minutes", 1),
+        ):
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise ConfigError(f"compute.{key}={value}: must be at least {least}")
+        for key in ("max_hourly_usd", "max_hours"):
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ConfigError(f"compute.{key}={value}: must be above 0")
+        if self.accelerators and not ACCELERATORS.fullmatch(self.accelerators):
+            raise ConfigError(f"compute.accelerators={self.accelerators}: write NAME or NAME:COUNT (A10G:4)")
+        for key in ("cpus", "memory"):
+            value = getattr(self, key)
+            if value is not None and not AT_LEAST.fullmatch(str(value)):
+                raise ConfigError(f"compute.{key}={value}: a number, or a number and + (8+)")
+        if self.accelerators and self.instance_type:
+            raise ConfigError(
+                f"compute.instance_type={self.instance_type}: says what accelerators={self.accelerators} says; "
+                "give one of them"
+            )
 
 
 @dataclass(kw_only=True)
@@ -57,6 +158,9 @@ class LaunchConfig:
     threads: int | None = None
     """CPU threads of each process; empty shares the cores out evenly."""
 
+    detach: bool = False
+    """Leave a job that runs on SkyPilot's machines alone once it runs; the same command without this attaches to it."""
+
     grace_seconds: float = 10.0
     """How long workers may take to end after they were asked to, or after another one of them has died, before they are
     killed."""
@@ -65,7 +169,36 @@ class LaunchConfig:
     """How long workers may take to save and end after Ctrl-C, SIGTERM or SIGUSR1, before they are ended without."""
 
     start_timeout_seconds: float = 300.0
-    """How long all processes may take to find each other."""
+    """How long all processes may take to find each other, and how long one may keep the others waiting later on."""
+
+    nodes: int | None = None
+    """Machines that train together; `num_processes` counts the processes of all of them. Empty: what the variables of
+    SkyPilot, Slurm, torchrun or SageMaker say, else one."""
+
+    node_rank: int | None = None
+    """This machine's number among them, from 0. Node 0 runs the pipeline and writes the results, the others join it."""
+
+    master_addr: str | None = None
+    """Address of node 0 as the others reach it; empty: what the variables say, else this machine's own."""
+
+    master_port: int | None = None
+    """Port on which node 0 waits for the others; torchrun takes the next one. Empty: 29511, or any that is free."""
+
+    hosts: list[str] = field(default_factory=list)
+    """The other machines (`[a,me@b]`): this one is node 0 and starts them over SSH, which must need no password."""
+
+    nodes_timeout_seconds: float = 300.0
+    """How long node 0 waits for the others, and they for node 0."""
+
+    silence_seconds: float = 30.0
+    """A machine that has not been heard of for so long while all train is lost, and the run ends."""
+
+    gpu_ids: str | None = None
+    """GPUs of this machine that may be used (`0,1`), by CUDA's numbers; empty takes all that are visible."""
+
+    accelerate_config: str | None = None
+    """A file that `accelerate config` wrote: its options go before these presets, and after what the command line says.
+    An option that cannot be honoured is refused by name. Without this key no such file is read."""
 
     def __post_init__(self) -> None:
         if self.num_processes != "auto":
@@ -83,3 +216,17 @@ class LaunchConfig:
             raise ConfigError(f"launch.stop_seconds={self.stop_seconds}: must be above 0")
         if self.grace_seconds <= 0 or self.start_timeout_seconds <= 0:
             raise ConfigError("launch.grace_seconds and launch.start_timeout_seconds must be above 0")
+        if self.nodes_timeout_seconds <= 0 or self.silence_seconds <= 0:
+            raise ConfigError("launch.nodes_timeout_seconds and launch.silence_seconds must be above 0")
+        if self.nodes is not None and self.nodes < 1:
+            raise ConfigError(f"launch.nodes={self.nodes}: must be at least 1")
+        if self.node_rank is not None and self.node_rank < 0:
+            raise ConfigError(f"launch.node_rank={self.node_rank}: the first machine has 0")
+        if self.master_port is not None and not 0 < self.master_port < 65535:
+            raise ConfigError(f"launch.master_port={self.master_port}: must lie between 1 and 65534")
+        if self.gpu_ids is not None and not re.fullmatch(r"[\w-]+(,[\w-]+)*", self.gpu_ids):
+            raise ConfigError(f"launch.gpu_ids={self.gpu_ids}: write numbers with commas between them, as in '0,1'")
+        if self.hosts and (self.nodes is not None or self.node_rank):
+            raise ConfigError(
+                "launch.hosts names all other machines and makes this one node 0: leave nodes and node_rank out"
+            )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError, RunConfig
-from ..config.folders import home
 from ..launch.prices import Price, price_of
 from ..report.cost import Cost, dollars
 from ..report.fit import Fit, fits, matching
@@ -202,8 +201,7 @@ def experiment_name(config: RunConfig) -> str:
 def _spent(store: ResultsStore, cell: Cell, price: Price, row: Mapping[str, Any] | None) -> float:
     if row is not None and row.get("status") in FINISHED:
         return 0.0 if row.get("origin") == "adopted" else row.get("usd_total") or 0.0
-    job = home() / row["job"] if row is not None and row.get("job") else None
-    return Cost(attempts_of(store, cell, price, job)).usd or 0.0
+    return Cost(attempts_of(store, cell, price)).usd or 0.0
 
 
 def asked(config: RunConfig) -> Prices:

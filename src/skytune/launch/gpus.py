@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..config import ComputeConfig, Device, LaunchConfig, RunConfig, UserError
 from ..training.refusals import refuse_precision, refuse_strategy
+from .nodes import nodes_of
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Present where a GPU driver is loaded: NVIDIA, AMD, and either of them under Windows' Linux."""
@@ -28,7 +29,8 @@ def refuse_missing(config: RunConfig) -> None:
         UserError: a device that is not there, more processes than GPUs, or a strategy or precision that cannot be had.
     """
     compute, launch = config.compute, config.launch
-    wanted = 1 if launch.num_processes == "auto" else int(launch.num_processes)
+    nodes = nodes_of(launch, os.environ).count
+    wanted = 1 if launch.num_processes == "auto" else -(-int(launch.num_processes) // nodes)
     if compute.device is Device.mps and sys.platform != "darwin":
         raise UserError("compute=mps: only Macs have it; use compute=cpu or compute=auto")
     if compute.device is Device.cuda and count_gpus() < wanted:
@@ -36,7 +38,8 @@ def refuse_missing(config: RunConfig) -> None:
             f"compute=cuda: {wanted} GPU{'s are' if wanted > 1 else ' is'} needed, {count_gpus()} are visible "
             "(see nvidia-smi); use compute=cpu, or a smaller launch.num_processes"
         )
-    refuse_strategy(config, processes_wanted(compute, launch), device_here(compute))
+    every = nodes if launch.num_processes == "auto" else 1  # a number counts the processes of all machines
+    refuse_strategy(config, processes_wanted(compute, launch) * every, device_here(compute))
     refuse_precision(config.precision, device_here(compute))
 
 

@@ -15,7 +15,9 @@ from ..config.targets import user_paths
 from ..data.tables import content_hash, write_split
 from ..job import Job, JobDir, read_json, write_json
 from .local import Launcher, LocalLauncher
+from .nodes import nodes_of
 from .runs import RunFolder, decisive, run_key
+from .several import NodesLauncher
 
 if TYPE_CHECKING:
     import datasets
@@ -86,6 +88,16 @@ def predict(
     return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher)
 
 
+def launcher_of(config: RunConfig) -> Launcher:
+    """Return the launcher for what the configuration and this process's variables say of machines.
+
+    Raises:
+        ConfigError: see `nodes_of`.
+    """
+    nodes = nodes_of(config.launch, os.environ)
+    return NodesLauncher(nodes) if nodes.count > 1 else LocalLauncher()
+
+
 def _run(
     kind: str,
     key: str,
@@ -113,7 +125,7 @@ def _run(
         )
         try:
             _write(folder, job, splits, tokenizer, weights)
-            (launcher or LocalLauncher()).run(folder, config.compute)
+            (launcher or launcher_of(config)).run(folder, config.compute)
         except OSError as error:
             if error.errno not in UNWRITABLE:
                 raise

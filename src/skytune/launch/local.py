@@ -1,33 +1,27 @@
 """Worker processes on this machine."""
 
-import errno
-import logging
 import math
 import os
-import re
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import skytune
 
-from ..config import ComputeConfig, Preempted, UserError, WorkerError
+from ..config import ComputeConfig, LaunchConfig, Preempted, WorkerError
 from ..job import JobDir
 from ..training.preemption import FLAG_FILE
+from .blame import failure
 from .follow import Follower
 from .gpus import processes_wanted, threads_each
+from .output import pump
 from .processes import end_group, module_command
 from .stopping import Stopping
-
-log = logging.getLogger(__name__)
-
-TAIL = 15
-"""Lines of a failed rank's log that are shown."""
 
 
 class Launcher(Protocol):
@@ -42,44 +36,95 @@ class Launcher(Protocol):
         """
 
 
+class Team:
+    """The machines that take part in a job: this one alone. `several.Gathered` has more."""
+
+    tail: Sequence[str] = ()
+    """What other machines printed last."""
+
+    lost = ""
+    """Which other machine is gone; empty while all are there."""
+
+    def __init__(self, job: JobDir, processes: int, launch: LaunchConfig) -> None:
+        self.job, self.processes, self.launch = job, processes, launch
+
+    def start(self, stopping: Stopping) -> "subprocess.Popen[bytes]":
+        """Start this machine's workers, once the other machines are there."""
+        env = environment(self.processes, threads_each(self.launch, self.processes), self.launch.stop_seconds)
+        return start(command(self.job, self.processes), env)
+
+    def check(self) -> None:
+        """To be called while the workers run.
+
+        Raises:
+            PeerEnded: those of another machine have ended badly, or the machine is gone.
+        """
+
+    def end(self, status: str, wait: bool = True) -> None:
+        """Have the other machines end too, and bring their logs here; never raises.
+
+        Args:
+            status: `completed`, `preempted` or `failed`.
+            wait: whether to wait for their logs.
+        """
+
+
+class PeerEnded(Exception):
+    """Workers of another machine have ended: those of this one wait for nobody."""
+
+
 class LocalLauncher:
     """One process directly, several through torchrun (free port, one agent)."""
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         """See `Launcher`."""
         launch = job.read_job().config.launch
-        processes = processes_wanted(compute, launch)
-        job.logs.mkdir(parents=True, exist_ok=True)
-        tail: deque[str] = deque(maxlen=200)
-        follower = Follower(job.logs / "rank-0.log")
-        with (
-            (job.logs / "output.log").open("ab", buffering=0) as record,
-            Stopping(job.root / FLAG_FILE, launch.stop_seconds) as stopping,
-        ):
-            child = _start(
-                command(job, processes), environment(processes, threads_each(launch, processes), launch.stop_seconds)
-            )
+        run_workers(job, launch, Team(job, processes_wanted(compute, launch), launch))
+
+
+def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
+    """Have workers run to their end, as `Launcher` says."""
+    job.logs.mkdir(parents=True, exist_ok=True)
+    tail: deque[str] = deque(maxlen=200)
+    follower = Follower(job.logs / "rank-0.log")
+    result = None
+    with (
+        (job.logs / "output.log").open("ab", buffering=0) as record,
+        Stopping(job.root / FLAG_FILE, launch.stop_seconds) as stopping,
+    ):
+        try:
+            child = team.start(stopping)
+
+            def check() -> None:
+                stopping.check()
+                team.check()
+
             try:
-                code = _pump(child, record, tail, follower, stopping, job.outputs / "result.json", launch.grace_seconds)
+                code = pump(child, record, tail, follower, check, job.outputs / "result.json", launch.grace_seconds)
+            except PeerEnded:
+                code = 1
             finally:
                 end_group(child, 0.0 if stopping.at_once else launch.grace_seconds)
                 follower.look()
-        result = job.read_result()
-        if stopping.asked_by == signal.SIGINT:
-            raise KeyboardInterrupt
-        if result is not None and result.get("status") == "preempted":
-            failed = result.get("save_failed")
-            saved = f"which could NOT be saved ({failed})" if failed else "which is saved"
-            raise Preempted(f"stopped after step {result['steps']}, {saved}; the same command goes on")
-        if result is None and stopping.asked_by is not None and not job.read_errors():
-            # The signal went to all processes, and hit the workers before they listened.
-            raise Preempted(
-                "stopped without saving; the same command goes on from the last checkpoint, if there is one"
-            )
-        if code != 0 or result is None:
-            raise failure(job, code, list(tail))
-        if result["world_size"] != processes:
-            raise WorkerError(f"{processes} worker processes were asked for, {result['world_size']} trained")
+            result = job.read_result()
+        finally:
+            team.end((result or {}).get("status", "failed"), wait=not stopping.at_once)
+    tail.extend(team.tail)
+    if stopping.asked_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if result is not None and result.get("status") == "preempted":
+        failed = result.get("save_failed")
+        saved = f"which could NOT be saved ({failed})" if failed else "which is saved"
+        raise Preempted(f"stopped after step {result['steps']}, {saved}; the same command goes on")
+    if result is None and stopping.asked_by is not None and not job.read_errors():
+        # The signal went to all processes, and hit the workers before they listened.
+        raise Preempted("stopped without saving; the same command goes on from the last checkpoint, if there is one")
+    if code != 0 or result is None:
+        if team.lost and not any(error.user for error in job.read_errors().values()):
+            raise WorkerError(f"{team.lost}; the same command goes on from the last checkpoint, if there is one")
+        raise failure(job, code, list(tail))
+    if result["world_size"] != team.processes:
+        raise WorkerError(f"{team.processes} worker processes were asked for, {result['world_size']} trained")
 
 
 def command(job: JobDir, processes: int) -> list[str]:
@@ -87,7 +132,7 @@ def command(job: JobDir, processes: int) -> list[str]:
     return module_command("skytune.training.worker", str(job.root), processes=processes)
 
 
-def _start(words: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+def start(words: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
     """Start the workers, with SIGUSR1 held back (they inherit that) until they listen to it: a cluster's manager that
     sends it to all processes of a job must not end torchrun's agent, which would die of it."""
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -135,113 +180,6 @@ def environment(processes: int, threads: int, stop_seconds: float = 60.0) -> dic
         COLUMNS=str(_columns()),
     )
     return env
-
-
-def failure(job: JobDir, code: int, tail: list[str]) -> UserError:
-    """Return the error that says which rank failed first, and why."""
-    errors = job.read_errors()
-    rank, ended = _root_cause(tail, code, sorted(errors, key=lambda r: errors[r].time))
-    error = errors.get(rank)
-    if error is not None and error.user:
-        return UserError(error.message)
-    log = job.logs / f"rank-{rank}.log"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    if error is None and rank == 0:
-        lines += tail  # died without a word of its own: what was printed last (an import error, a C++ trace)
-    reason = f"{error.type}: {error.message.splitlines()[0]}" if error is not None else ended
-    shown = "\n".join(f"  {line}" for line in lines[-TAIL:])
-    return WorkerError(f"worker process {rank} failed: {reason}\nthe last lines of {log}:\n{shown}")
-
-
-def _root_cause(tail: list[str], code: int, failed: list[int]) -> tuple[int, str]:
-    """Return (rank, how it ended) of the rank to blame.
-
-    Ranks that lose a peer fail too, often within the same moment, so what torchrun happened to see first is not enough:
-    a rank that was killed without a word comes first, then the first that left an error file, then torchrun's choice.
-    """
-    pairs = re.findall(r"\brank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)", "\n".join(tail))
-    codes = {int(rank): int(number) for rank, number in pairs}  # the root cause comes last in torchrun's list
-    for rank, number in reversed(codes.items()):
-        if number < 0 and number != -signal.SIGTERM and rank not in failed:
-            return rank, _ended(number)
-    if failed:
-        return failed[0], _ended(codes.get(failed[0], code))
-    if codes:
-        rank = int(pairs[-1][0])
-        return rank, _ended(codes[rank])
-    return 0, _ended(code)
-
-
-def _ended(code: int) -> str:
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = " (out of memory, or somebody killed it)" if name == "SIGKILL" else ""
-        return f"it was ended by {name}{hint}"
-    return f"it ended with exit code {code} and left no result"
-
-
-def _pump(
-    child: "subprocess.Popen[bytes]",
-    record: IO[bytes],
-    tail: deque[str],
-    follower: Follower,
-    stopping: Stopping,
-    result: Path,
-    grace: float,
-) -> int:
-    """Show what rank 0 prints while it prints it; keep everything in the record, the end also in `tail`.
-
-    Returns:
-        The child's exit code; 0 for one that left its result and then did not end within `grace` seconds.
-    """
-    assert child.stdout is not None and child.stderr is not None
-    pending = {"out": b"", "err": b""}
-    until = None
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ, "out")
-        selector.register(child.stderr, selectors.EVENT_READ, "err")
-        while True:
-            ended = child.poll() is not None
-            # A process that outlives the workers (a loader of theirs) may hold the pipe open for ever.
-            ready = selector.select(timeout=0.2 if ended else 0.5)
-            if ended and not ready:
-                break
-            for key, _ in ready:
-                chunk = os.read(key.fd, 65536)
-                if not chunk:
-                    selector.unregister(key.fileobj)
-                    continue
-                _record(record, chunk)
-                if key.data == "out":
-                    _show(chunk)
-                *lines, pending[key.data] = (pending[key.data] + chunk).split(b"\n")
-                tail.extend(line.decode(errors="replace") for line in lines)
-            follower.look()
-            stopping.check()
-            if until is None and result.is_file():
-                until = time.monotonic() + grace
-            if until is not None and time.monotonic() > until and child.poll() is None:
-                log.warning("the worker processes left their result but did not end (a thread of theirs?): ended them")
-                return 0
-    tail.extend(rest.decode(errors="replace") for rest in pending.values() if rest)  # last words without a line's end
-    return child.wait()
-
-
-def _record(record: IO[bytes], chunk: bytes) -> None:
-    try:
-        record.write(chunk)
-    except OSError as error:  # a full disk must not end the workers
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-
-
-def _show(chunk: bytes) -> None:
-    """Pass bytes on as they are: a progress bar redraws its line."""
-    stream = sys.__stdout__
-    if stream is None:
-        return
-    stream.flush()
-    os.write(stream.fileno(), chunk)
 
 
 def _columns() -> int:

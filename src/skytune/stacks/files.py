@@ -3,14 +3,19 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from ..config import ConfigError, from_dict
 
+T = TypeVar("T")
+
 INSTANCE_TYPE = re.compile(r"[a-z][a-z0-9-]*\d[a-z0-9-]*\.[a-z0-9-]+")
 """A cloud's name of a machine (`g5.12xlarge`): no preset has a dot in its name."""
+
+HERE = ("device", "fast", "local", "usd_per_hour")
+"""Keys of `compute` that say nothing of a machine in the cloud."""
 
 SIZE = ("instance_type", "accelerators", "cpus", "memory")
 """Keys that say which machine it is."""
@@ -54,7 +59,19 @@ def read(configs: Path, name: str) -> StackFile:
     if not file.is_file():
         known = ", ".join(sorted(each.stem for each in folder.glob("*.yaml"))) or "none"
         raise ConfigError(f"stack {name}: there is no {file} (there are: {known}); --file NAME takes another's")
-    return from_dict(StackFile, _yaml(file), "")
+    return checked(StackFile, _yaml(file), "", f"{file}: ")
+
+
+def checked(cls: type[T], values: dict[str, Any], key: str, where: str = "") -> T:
+    """Return values as what they should be.
+
+    Raises:
+        ConfigError: they are not; what a message says of keys of a run's own has no place here.
+    """
+    try:
+        return from_dict(cls, values, key)
+    except ConfigError as error:
+        raise ConfigError(where + str(error).partition(" (a key of your own")[0]) from error
 
 
 def machine(configs: Path, word: str | None) -> dict[str, Any]:
@@ -81,7 +98,7 @@ def machine(configs: Path, word: str | None) -> dict[str, Any]:
 
 def machine_keys(preset: dict[str, Any]) -> dict[str, Any]:
     """Return what a preset says of the machine; devices and the fast path are the run's own affair."""
-    return {key: value for key, value in preset.items() if key not in ("device", "fast", "local")}
+    return {key: value for key, value in preset.items() if key not in HERE}
 
 
 def _yaml(file: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..config import UserError
 from .skypilot import ROLE_LABEL
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ class Registered:
         return str(self.labels[REGION])
 
     @property
+    def account(self) -> str:
+        """Number of the AWS account that it belongs to."""
+        return str(self.labels[ACCOUNT])
+
+    @property
     def bucket(self) -> str:
         """Where its checkpoints go."""
         return str(self.labels[BUCKET])
@@ -44,6 +50,19 @@ def register(client: "Client", name: str, settings: dict[str, Any], labels: dict
     register_operator(client, name, settings)
     client.update_stack(name, labels=labels)
     return before is None or find(client, name) != before
+
+
+def refuse_taken(client: "Client", name: str) -> None:
+    """Refuse a name under which somebody registered a stack by hand.
+
+    Raises:
+        UserError: there is one.
+    """
+    if client.list_stacks(name=name).total:
+        raise UserError(
+            f"stack {name}: ZenML has one of that name that was not registered here: take another name (--file "
+            f"{name}), or `zenml stack delete {name}`"
+        )
 
 
 def find(client: "Client", name: str) -> Registered | None:

@@ -14,11 +14,12 @@ from .checkpoint.lease import Lease, acquire
 from .checkpoint.reading import fetch, open_tensors
 from .checkpoint.retry import Retry
 from .checkpoint.shard_writer import Board, ShardWriter
+from .checkpoint.spreading import fetch_everywhere, refuse_unshared
 from .checkpoint.store import Found, Store
 from .checkpoint.writer import Event, Failed, Writer
 from .resuming import Chosen, choose, mark_finished
 from .snapshot import Snapshot
-from .together import all_do, main_does
+from .together import main_does
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,7 @@ class Checkpoints(Callback):
         main_does(self.world, lambda: self._open(launch))
         settings = self.config.checkpoint
         if self.strategy.sharded:
+            refuse_unshared(self.world, self.store, self.strategy.name)
             self.writer = ShardWriter(
                 self.store, Board(self.world.rank, self.world.size), keep=settings.keep,
                 max_wait_seconds=settings.stall_seconds, decisive=self.decisive, lease=self.lease,
@@ -106,7 +108,7 @@ class Checkpoints(Callback):
             return
         url, key, step = chosen
         store = Store.open(url, key, retry=self.store.retry)
-        found = all_do(self.world, lambda: fetch(store, step, self.cache))
+        found = fetch_everywhere(self.world, store, step, self.cache)
         self.snapshot.restore(run, found)
         self.saved_step = run.step
 
@@ -228,8 +230,7 @@ class Checkpoints(Callback):
 
     def weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
         """Return the weights that one checkpoint hands on: the averaged ones where there are any (collective)."""
-        mine = self.fetched
-        found = all_do(self.world, lambda: mine if mine is not None else fetch(self.store, step, self.cache))
+        found = fetch_everywhere(self.world, self.store, step, self.cache, self.fetched)
         model = open_tensors(found, "model")
         return model if self.snapshot.ema is None else model.under(open_tensors(found, "ema"))
 

@@ -8,14 +8,14 @@ from ...config import UserError
 from .. import skypilot
 from ..checks import Finding, Level
 from ..later import Late, Later
-from . import bucket, catalog, prices, role
+from . import bucket, catalog, images, prices, role
 from .account import Account, code, spoken
 from .names import Names
 from .policies import machine as machine_policy
 from .quotas import Quota, in_use, quota_of, quotas, used
 
-SECONDS, LEAST_SECONDS = 9.5, 5.0
-"""How long the whole command may take; how long AWS is given, however long the machine took to begin."""
+LEAST_SECONDS = 5.0
+"""How long AWS is given, however long this machine took to begin."""
 
 PRICE_SECONDS = 4.0
 """How long AWS's price list may take, before SkyPilot's is read instead."""
@@ -82,12 +82,15 @@ def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: b
         except Exception as error:
             raise Skipped from error
 
+    def image(asked: Asked | None) -> Finding:
+        return images.check(account, str(machine.get("image_id") or ""), bool(asked and asked.gpus))
+
     checks: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("region", lambda: [region(account)]),
         ("machine", lambda: [size(wanted.by(until))]),
         ("quota", lambda: quota(account, given(), *known.by(until))),
         ("price", lambda: price(account, given(), machine.get("max_hourly_usd"))),
-        ("image", lambda: [image(account, given(), machine.get("image_id"))]),
+        ("image", lambda: [image(given())]),
         ("bucket", lambda: [store(account, names)]),
         ("role", lambda: [identity_of_machines(account, names)]),
         ("skypilot", lambda: [skypilot.versions()]),
@@ -182,24 +185,6 @@ def price(account: Account, asked: Asked | None, limit: float | None) -> list[Fi
     return found
 
 
-def image(account: Account, asked: Asked | None, wanted: str | None) -> Finding:
-    """Is there the image that machines start from?"""
-    wanted = str(wanted or "")
-    if wanted.startswith("docker:"):
-        return _docker_image(account, wanted.removeprefix("docker:"))
-    name = wanted or (catalog.GPU_IMAGE if asked and asked.gpus else catalog.CPU_IMAGE)
-    found = wanted if wanted.startswith("ami-") else catalog.image(name, account.region, catalog.fetch())
-    way = "take another image_id, or none: SkyPilot's own"
-    if found is None:
-        return Finding(Level.fail, "image", f"{name}: SkyPilot's list has none for {account.region}", way)
-    filters = [{"Name": "image-id", "Values": [found]}]
-    there = account.client("ec2").describe_images(Filters=filters)["Images"]
-    if not there or there[0].get("State", "available") != "available":
-        state = there[0]["State"] if there else "not there"
-        return Finding(Level.fail, "image", f"{name} ({found}) is {state} in {account.region}", way)
-    return Finding(Level.ok, "image", f"{found} ({name})" if name != found else found)
-
-
 def store(account: Account, names: Names) -> Finding:
     """Can the bucket be reached, and does it lie where the machines are?"""
     place, way = bucket.region_of(account, names.bucket), f"`python src/stack.py register {names.stack}` makes it"
@@ -235,26 +220,3 @@ def _full_price(account: Account, instance_type: str) -> tuple[float | None, str
     # Not everybody may ask AWS for it; SkyPilot's list is a few hours old at most.
     row = catalog.find(instance_type, account.region, catalog.fetch())
     return (None, "") if row is None or row.price == float("inf") else (row.price, " (SkyPilot's list)")
-
-
-def _docker_image(account: Account, name: str) -> Finding:
-    from botocore.exceptions import ClientError
-
-    registry, _, rest = name.partition("/")
-    if ".dkr.ecr." not in registry:
-        return Finding(
-            Level.warn, "image", f"{name}: only ECR is asked", "`docker manifest inspect` asks other registries"
-        )
-    repo, _, tag = rest.partition(":")
-    where = registry.split(".")[3]
-    try:
-        account.client("ecr", where).describe_images(
-            registryId=registry.split(".")[0], repositoryName=repo, imageIds=[{"imageTag": tag or "latest"}]
-        )
-    except ClientError as error:
-        if code(error) in ("ImageNotFoundException", "RepositoryNotFoundException"):
-            way = f"build it (docker/Dockerfile) and `docker push {name}`"
-            return Finding(Level.fail, "image", f"there is no {name}", way)
-        raise
-    note = "" if where == account.region else f"; it lies in {where}, pulling from there costs"
-    return Finding(Level.ok, "image", f"{name}{note}")

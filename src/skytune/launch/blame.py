@@ -1,0 +1,53 @@
+"""Which worker process failed first, and what is to be said of it."""
+
+import re
+import signal
+
+from ..config import UserError, WorkerError
+from ..job import JobDir
+
+TAIL = 15
+"""Lines of a failed rank's log that are shown."""
+
+
+def failure(job: JobDir, code: int, tail: list[str]) -> UserError:
+    """Return the error that says which rank failed first, and why."""
+    errors = job.read_errors()
+    rank, ended = _root_cause(tail, code, sorted(errors, key=lambda r: errors[r].time))
+    error = errors.get(rank)
+    if error is not None and error.user:
+        return UserError(error.message)
+    log = job.logs / f"rank-{rank}.log"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    if error is None and rank == 0:
+        lines += tail  # died without a word of its own: what was printed last (an import error, a C++ trace)
+    reason = f"{error.type}: {error.message.splitlines()[0]}" if error is not None else ended
+    shown = "\n".join(f"  {line}" for line in lines[-TAIL:])
+    return WorkerError(f"worker process {rank} failed: {reason}\nthe last lines of {log}:\n{shown}")
+
+
+def _root_cause(tail: list[str], code: int, failed: list[int]) -> tuple[int, str]:
+    """Return (rank, how it ended) of the rank to blame.
+
+    Ranks that lose a peer fail too, often within the same moment, so what torchrun happened to see first is not enough:
+    a rank that was killed without a word comes first, then the first that left an error file, then torchrun's choice.
+    """
+    pairs = re.findall(r"\brank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)", "\n".join(tail))
+    codes = {int(rank): int(number) for rank, number in pairs}  # the root cause comes last in torchrun's list
+    for rank, number in reversed(codes.items()):
+        if number < 0 and number != -signal.SIGTERM and rank not in failed:
+            return rank, _ended(number)
+    if failed:
+        return failed[0], _ended(codes.get(failed[0], code))
+    if codes:
+        rank = int(pairs[-1][0])
+        return rank, _ended(codes[rank])
+    return 0, _ended(code)
+
+
+def _ended(code: int) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (out of memory, or somebody killed it)" if name == "SIGKILL" else ""
+        return f"it was ended by {name}{hint}"
+    return f"it ended with exit code {code} and left no result"

@@ -1,0 +1,141 @@
+"""How many machines train together, and which of them this one is: from the configuration or a cluster's variables."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ..config import ConfigError, LaunchConfig
+
+PORT = 29511
+"""Where node 0 waits for the others unless something else is said; not 29500, which every torchrun takes."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of one run, seen from one of them."""
+
+    count: int = 1
+    rank: int = 0
+    address: str | None = None
+    """Node 0's, where it is known."""
+
+    port: int | None = None
+    """Node 0's, where it is known."""
+
+    source: str = ""
+    """Whose variables said so; empty where the configuration did."""
+
+
+def nodes_of(launch: LaunchConfig, environ: Mapping[str, str]) -> Nodes:
+    """Return what the configuration says of the machines, completed by the first cluster whose variables are there.
+
+    The order is SkyPilot, Slurm, torchrun (`PET_*`, those of its workers, `NNODES`), SageMaker. `launch.hosts` and
+    `launch.nodes=1` leave no question open, so no variable is looked at.
+
+    Raises:
+        ConfigError: they contradict each other, or make no sense; the message names the key or the variable.
+    """
+    if launch.hosts:
+        return Nodes(len(launch.hosts) + 1, 0, launch.master_addr, launch.master_port)
+    if launch.nodes == 1:
+        return Nodes()
+    found = next((nodes for read in CLUSTERS if (nodes := read(environ)) is not None), Nodes())
+    if launch.nodes is not None and launch.nodes != found.count:
+        if found.count > 1:
+            raise ConfigError(f"launch.nodes={launch.nodes}: {found.source} has started {found.count} machines")
+        found = Nodes()
+    nodes = replace(
+        found,
+        count=found.count if launch.nodes is None else launch.nodes,
+        rank=found.rank if launch.node_rank is None else launch.node_rank,
+        address=launch.master_addr or found.address,
+        port=launch.master_port or found.port,
+    )
+    if nodes.rank >= nodes.count:
+        more = "" if nodes.count > 1 else " (launch.nodes=N says how many there are)"
+        raise ConfigError(
+            f"launch.node_rank={nodes.rank}: there are {nodes.count} machines, the last is {nodes.count - 1}{more}"
+        )
+    if nodes.rank and not nodes.address:
+        raise ConfigError(f"launch.node_rank={nodes.rank} needs launch.master_addr: where node 0 can be reached")
+    return nodes
+
+
+def node_addresses(text: str) -> list[str]:
+    """Return the addresses of `SKYPILOT_NODE_IPS`: one a line in the order of the ranks, at times with blank lines."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first name of Slurm's short form: `gpu[03-05,9],cpu1` is `gpu03`."""
+    found = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist.strip())
+    return "" if found is None else "".join(part or "" for part in found.groups())
+
+
+def _skypilot(environ: Mapping[str, str]) -> Nodes | None:
+    addresses = node_addresses(environ.get("SKYPILOT_NODE_IPS", ""))
+    if not addresses:
+        return None
+    said = environ.get("SKYPILOT_NUM_NODES")
+    if said is not None and _number(environ, "SKYPILOT_NUM_NODES") != len(addresses):
+        raise ConfigError(f"SKYPILOT_NUM_NODES={said}, but SKYPILOT_NODE_IPS names {len(addresses)} machines")
+    return Nodes(len(addresses), _number(environ, "SKYPILOT_NODE_RANK"), addresses[0], PORT, "SkyPilot")
+
+
+def _slurm(environ: Mapping[str, str]) -> Nodes | None:
+    # Only inside a step: the batch script itself runs on the first machine alone, whatever the job was given.
+    if "SLURM_STEP_ID" not in environ or "SLURM_NODEID" not in environ:
+        return None
+    name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
+    count = _number(environ, name)
+    tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
+    if count > 1 and tasks is not None and tasks != str(count):
+        raise ConfigError(f"Slurm runs {tasks} tasks on {count} machines: one each is right (srun --ntasks-per-node=1)")
+    nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    return Nodes(count, _number(environ, "SLURM_NODEID"), first_host(nodelist) or None, PORT, "Slurm")
+
+
+def _torchrun(environ: Mapping[str, str]) -> Nodes | None:
+    """What torchrun takes as its options, or gives to its workers; and the names that most scripts use for the same."""
+    address = environ.get("MASTER_ADDR")
+    port = _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else PORT
+    if "PET_NNODES" in environ:
+        if not environ["PET_NNODES"].isdecimal():
+            raise ConfigError(f"PET_NNODES={environ['PET_NNODES']}: the number of machines must be fixed")
+        own = _number(environ, "PET_MASTER_PORT") if "PET_MASTER_PORT" in environ else port
+        return Nodes(
+            _number(environ, "PET_NNODES"), _number(environ, "PET_NODE_RANK"), environ.get("PET_MASTER_ADDR", address),
+            own, "torchrun",
+        )  # fmt: skip
+    if {"GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= environ.keys():
+        count = _number(environ, "WORLD_SIZE") // max(1, _number(environ, "LOCAL_WORLD_SIZE"))
+        # On its own port torchrun's store listens.
+        return Nodes(count, _number(environ, "GROUP_RANK"), address, PORT, "torchrun")
+    if {"NNODES", "NODE_RANK"} <= environ.keys():
+        return Nodes(_number(environ, "NNODES"), _number(environ, "NODE_RANK"), address, port, "torchrun")
+    return None
+
+
+def _sagemaker(environ: Mapping[str, str]) -> Nodes | None:
+    if "SM_HOSTS" not in environ or "SM_CURRENT_HOST" not in environ:
+        return None
+    hosts, own = sorted(json.loads(environ["SM_HOSTS"]), key=_natural), environ["SM_CURRENT_HOST"]
+    if own not in hosts:
+        raise ConfigError(f"SM_CURRENT_HOST={own} is not among SM_HOSTS={environ['SM_HOSTS']}")
+    return Nodes(len(hosts), hosts.index(own), hosts[0], PORT, "SageMaker")
+
+
+CLUSTERS: tuple[Callable[[Mapping[str, str]], Nodes | None], ...] = (_skypilot, _slurm, _torchrun, _sagemaker)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    said = environ.get(name, "0")
+    if not said.isdecimal():
+        raise ConfigError(f"{name}={said}: must be a whole number")
+    return int(said)
+
+
+def _natural(host: str) -> list[tuple[int, str]]:
+    """`algo-10` comes after `algo-9`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", host)]

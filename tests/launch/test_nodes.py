@@ -1,0 +1,129 @@
+"""How many machines there are and which one this is, as a table of environments."""
+
+from typing import Any
+
+import pytest
+
+from skytune.config import ConfigError, LaunchConfig
+from skytune.launch.nodes import PORT, Nodes, first_host, node_addresses, nodes_of
+
+SKY = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n\n", "SKYPILOT_NUM_NODES": "2"}
+SLURM = {
+    "SLURM_STEP_ID": "0", "SLURM_NODEID": "2", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_JOB_NODELIST": "gpu[01-09]",
+}  # fmt: skip
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "3", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "gpu[07-09]"}
+WORKER = {
+    "GROUP_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0", "RANK": "4", "MASTER_ADDR": "a",
+    "MASTER_PORT": "29500",
+}  # fmt: skip
+PET = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "23456"}
+SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-10","algo-9"]', "SM_CURRENT_HOST": "algo-10"}
+
+TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
+    "nothing": ({}, {}, Nodes()),
+    "nodes": ({"nodes": 2}, {}, Nodes(2)),
+    "all of it": (
+        {"nodes": 2, "node_rank": 1, "master_addr": "10.0.0.9", "master_port": 4000}, {}, Nodes(2, 1, "10.0.0.9", 4000),
+    ),
+    "skypilot": ({}, SKY, Nodes(2, 1, "10.0.0.1", PORT, "SkyPilot")),
+    "skypilot alone": (
+        {}, {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1"}, Nodes(1, 0, "10.0.0.1", PORT, "SkyPilot"),
+    ),
+    "skypilot without": ({}, {"SKYPILOT_NODE_IPS": "\n"}, Nodes()),
+    "skypilot, another port": ({"master_port": 4000}, SKY, Nodes(2, 1, "10.0.0.1", 4000, "SkyPilot")),
+    "skypilot, the same number": ({"nodes": 2}, SKY, Nodes(2, 1, "10.0.0.1", PORT, "SkyPilot")),
+    "skypilot, one wanted": ({"nodes": 1}, SKY, Nodes()),
+    "slurm": ({}, SLURM, Nodes(3, 2, "gpu07", PORT, "Slurm")),
+    "slurm, older": (
+        {}, {"SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "a,b"},
+        Nodes(2, 0, "a", PORT, "Slurm"),
+    ),
+    "slurm, batch script": ({}, BATCH, Nodes()),
+    "torchrun's worker": ({}, WORKER, Nodes(2, 1, "a", PORT, "torchrun")),
+    "torchrun's options": ({}, PET, Nodes(4, 3, "m", 23456, "torchrun")),
+    "scripts": (
+        {}, {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "m", "MASTER_PORT": "9"}, Nodes(2, 1, "m", 9, "torchrun"),
+    ),
+    "an address alone": ({}, {"MASTER_ADDR": "m", "MASTER_PORT": "99"}, Nodes()),
+    "sagemaker": ({}, SAGEMAKER, Nodes(3, 2, "algo-1", PORT, "SageMaker")),
+    "the first cluster counts": ({}, {**SAGEMAKER, **PET, **SLURM, **SKY}, Nodes(2, 1, "10.0.0.1", PORT, "SkyPilot")),
+    "hosts": ({"hosts": ["a", "me@b"]}, SKY, Nodes(3)),
+    "hosts and an address": (
+        {"hosts": ["a"], "master_addr": "10.0.0.9", "master_port": 7}, {}, Nodes(2, 0, "10.0.0.9", 7),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table(name: str) -> None:
+    settings, environ, nodes = TABLE[name]
+    assert nodes_of(LaunchConfig(**settings), environ) == nodes
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "rank beyond": ({"nodes": 2, "node_rank": 2, "master_addr": "a"}, {}, "launch.node_rank=2: there are 2 machines"),
+    "rank alone": ({"node_rank": 1, "master_addr": "a"}, {}, r"launch.node_rank=1: .*launch.nodes=N"),
+    "no address": ({"nodes": 2, "node_rank": 1}, {}, "launch.node_rank=1 needs launch.master_addr"),
+    "other number": ({"nodes": 3}, SKY, "launch.nodes=3: SkyPilot has started 2 machines"),
+    "tasks": ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "12"}, "12 tasks on 3 machines.*--ntasks-per-node=1"),
+    "elastic": ({}, {"PET_NNODES": "1:4"}, "PET_NNODES=1:4: the number of machines must be fixed"),
+    "no number": ({}, {**SKY, "SKYPILOT_NODE_RANK": "x"}, "SKYPILOT_NODE_RANK=x: must be a whole number"),
+    "not all there": ({}, {**SKY, "SKYPILOT_NUM_NODES": "3"}, "SKYPILOT_NUM_NODES=3, but SKYPILOT_NODE_IPS names 2"),
+    "a stranger": ({}, {"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, "SM_CURRENT_HOST=b is not among"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_contradicts_itself_is_one_line(name: str) -> None:
+    settings, environ, words = WRONG[name]
+    with pytest.raises(ConfigError, match=words) as caught:
+        nodes_of(LaunchConfig(**settings), environ)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"nodes": 0}, "launch.nodes=0"),
+        ({"node_rank": -1}, "launch.node_rank=-1"),
+        ({"master_port": 65535}, "launch.master_port=65535"),
+        ({"gpu_ids": "0 1"}, "launch.gpu_ids=0 1"),
+        ({"hosts": ["a"], "nodes": 2}, "launch.hosts"),
+        ({"nodes_timeout_seconds": 0.0}, "launch.nodes_timeout_seconds"),
+        ({"silence_seconds": -1.0}, "launch.silence_seconds"),
+    ],
+)
+def test_a_value_that_cannot_be(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        LaunchConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("", []),
+        ("10.0.0.1", ["10.0.0.1"]),
+        ("10.0.0.1\n10.0.0.2\n", ["10.0.0.1", "10.0.0.2"]),
+        ("10.0.0.1\n10.0.0.2\n\n", ["10.0.0.1", "10.0.0.2"]),
+        ("\n 10.0.0.1 \r\n\n10.0.0.2", ["10.0.0.1", "10.0.0.2"]),
+    ],
+)
+def test_blank_lines_are_no_machines(text: str, addresses: list[str]) -> None:
+    """Case 25."""
+    assert node_addresses(text) == addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("gpu1", "gpu1"),
+        ("gpu1,gpu2", "gpu1"),
+        ("gpu[03-05,9],cpu1", "gpu03"),
+        ("gpu[7,9-11]", "gpu7"),
+        ("rack[1-2]-n.cluster,x", "rack1-n.cluster"),
+        ("", ""),
+    ],
+)
+def test_slurms_short_form(text: str, name: str) -> None:
+    assert first_host(text) == name
