@@ -134,6 +134,11 @@ def _main(argv: list[str], shown: Shown) -> int:
     if config.launch.gpu_ids is not None:  # before anything looks for GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = config.launch.gpu_ids
     _log_plainly()
+    if config.launch.accelerate_config:
+        from skytune.config.accelerate_file import translate_file
+
+        for line in translate_file(config.launch.accelerate_config).notes:
+            print(f"launch.accelerate_config: {line}")
     if found:
         found.prepare(config)
     return _run(config)
