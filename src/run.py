@@ -179,7 +179,8 @@ def _refuse_launchers() -> None:
     if "ACCELERATE_MIXED_PRECISION" in os.environ or ("LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ):
         raise ConfigError(
             "src/run.py starts the worker processes itself: run it with plain python, and launch.num_processes=N "
-            "instead of accelerate launch or torchrun"
+            "instead of accelerate launch or torchrun (launch.accelerate_config=FILE instead of --config_file, "
+            "launch.nodes=N instead of --num_machines or --nnodes); only `-m skytune.training JOBDIR` runs inside them"
         )
 
 
