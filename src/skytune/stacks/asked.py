@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """What a person asked of `python src/stack.py`, and what follows: names on AWS, the step operator's settings."""
-=======
-"""What a person asked of `python src/stack.py`, and what follows from it: names on AWS, the operator's settings."""
->>>>>>> stackcmd
 
 from dataclasses import dataclass
 from pathlib import Path
