@@ -16,6 +16,7 @@ SHELL := /bin/sh
 PYTHON ?=
 ARGS ?=
 JOBS ?= 2
+EXPERIMENT ?= laptop
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
@@ -61,13 +62,20 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help run install install-dev test soak lint check doctor lock clean distclean
+.PHONY: help run experiment results install install-dev test soak farm lint check doctor lock clean distclean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: $(RUN_STAMP) ## fine-tune: install what is missing, then python src/run.py (ARGS="data=sst2 model=bert-base")
 	@$(BIN)/python src/run.py $(ARGS)
+
+# EXPERIMENT=instances      another design of configs/experiment
+experiment: $(RUN_STAMP) ## what does it cost, how long, how good? (EXPERIMENT=laptop; ARGS="benchmark.dry_run=true")
+	@$(BIN)/python src/run.py pipeline=benchmark experiment=$(EXPERIMENT) $(ARGS)
+
+results: $(RUN_STAMP) ## draw an experiment's page again from its stored results (EXPERIMENT=laptop)
+	@$(BIN)/python src/run.py pipeline=benchmark experiment=$(EXPERIMENT) benchmark.report_only=true $(ARGS)
 
 test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
@@ -95,6 +103,9 @@ doctor: $(RUN_STAMP) ## is this machine ready? versions, devices, processes, dis
 #   SKYTUNE_KILL_SEED=7          the moments of an earlier soak
 soak: $(DEV_STAMP) ## the long tests that `make test` leaves out; the kill test writes benchmarks/results/soak.md
 	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+farm: $(DEV_STAMP) ## rehearse AWS on Linux, as root: a shell in which AWS is this machine (ARGS=status|down|...)
+	@PYTHONPATH=tests/aws $(BIN)/python -m farm $(or $(ARGS),shell)
 
 # uv resolves for Python 3.11 and 3.12, Linux and macOS in one go. It keeps the pins that still fit; to renew:
 #   make lock ARGS=--upgrade      make lock ARGS="--upgrade-package datasets"

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent
 # library must not hide it, one with another name is found.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
-from skytune.config import ConfigError, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
+from skytune.config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
 
 if TYPE_CHECKING:
     from skytune.launch.continuing import Continued
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 EXIT_OK, EXIT_ERROR, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED = 0, 1, 75, 76, 130
 CONFIGS = SOURCE.parent / "configs"
 NEEDED = {
-    "accelerate", "datasets", "dotenv", "hydra", "hydra_zen", "jinja2", "numpy", "omegaconf", "pyarrow", "torch",
-    "transformers", "yaml", "zenml",
+    "accelerate", "datasets", "dotenv", "hydra", "hydra_zen", "jinja2", "matplotlib", "numpy", "omegaconf", "pandas",
+    "pyarrow", "scipy", "torch", "transformers", "yaml", "zenml",
 }  # fmt: skip
 """Packages of the extras that the command needs."""
 
@@ -43,6 +43,9 @@ def main(argv: list[str]) -> int:
         print("interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
               file=sys.stderr)  # fmt: skip
         return EXIT_INTERRUPTED
+    except Detached as error:
+        print(f"detached: {error}")
+        return EXIT_OK
     except Preempted as error:
         print(f"preempted: {error}", file=sys.stderr)
         return EXIT_PREEMPTED

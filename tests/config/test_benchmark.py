@@ -1,5 +1,6 @@
 """`benchmark`: what no design may say, in one line each."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,3 +41,16 @@ def test_a_benchmark_needs_a_design() -> None:
 def test_a_price_of_this_machine_is_above_0() -> None:
     with pytest.raises(ConfigError, match=r"compute\.usd_per_hour=0: must be above 0"):
         from_dict(RunConfig, {"compute": {"usd_per_hour": 0}})
+
+
+def test_free_groups_take_groups_on_the_command_line(compose: Callable[..., RunConfig]) -> None:
+    config = compose(
+        "pipeline=benchmark", "benchmark.factors={rows: [10k, 20], compute: ['p4d.24xlarge x 2']}",
+        "benchmark.prices={p4d.24xlarge: 21.5}", "benchmark.machines={mine: {accelerator: B200, devices: 2}}",
+    )  # fmt: skip
+    assert config.benchmark.factors == {"rows": ["10k", 20], "compute": ["p4d.24xlarge x 2"]}
+    assert config.benchmark.prices == {"p4d.24xlarge": 21.5}
+    assert config.benchmark.machines == {"mine": {"accelerator": "B200", "devices": 2}}
+    more = compose("experiment=laptop", "benchmark.factors={rows: [1]}", "+benchmark.factors.lr=[1e-3]")
+    assert more.benchmark.factors["rows"] == [1] and more.benchmark.factors["lr"] == [1e-3]
+    assert more.benchmark.factors["processes"] == [1, 2], "the preset's other factors stay"

@@ -52,6 +52,8 @@ def test_what_is_held_constant(design: Design, held: str, batches: list[int]) ->
     cells = cells_of(design({"batch": {"global_size": 32}}, factors={"compute": compute}, held=held))
     assert [cell.devices for cell in cells] == [1, 4, 16]
     assert [cell.config.batch.global_size for cell in cells] == batches
+    asked = [(c.config.compute.instance_type, c.config.compute.num_nodes, c.config.compute.use_spot) for c in cells]
+    assert asked == [("g5.xlarge", 1, False), ("g5.12xlarge", 1, False), ("p4d.24xlarge", 2, False)]
 
 
 def test_steps_held_constant(design: Design) -> None:

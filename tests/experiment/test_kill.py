@@ -49,7 +49,7 @@ def wait_for(what: Callable[[], bool], child: "subprocess.Popen[bytes]", log: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(400)
 def test_killed_twice_and_started_again_gives_the_same_table(design: Callable[..., RunConfig], tmp_path: Path) -> None:
     (tmp_path / "slow_cells.py").write_text(SLOW)
     env = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2] / "src"), str(tmp_path)])}
@@ -93,3 +93,34 @@ def test_killed_twice_and_started_again_gives_the_same_table(design: Callable[..
     assert [row["attempts"] for row in rows] == [2, 2], "both starts of both cells are in the table"
     for row in rows:
         assert row["usd_total"] == pytest.approx(row["total_s"] / 1000, rel=1e-3)  # 3.60 USD an hour, killed starts too
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_an_interrupt_ends_cells_that_run_at_once_and_they_go_on(
+    design: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """Cells in threads get no signal of their own: whoever waits for them asks their workers to save and end."""
+    (tmp_path / "slow_cells.py").write_text(SLOW)
+    env = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2] / "src"), str(tmp_path)])}
+    run = {"callbacks": {"slow": {"_target_": "slow_cells.Slow"}}, "epochs": 5}
+    config = design(run, factors={"rows": [48, 64, 80]}, parallel=2)
+    folder = tmp_path / "home-of-it"
+    child, log = start(config, folder, env), folder / "log.txt"
+    try:
+        wait_for(lambda: log.read_text().count("step 1/") >= 2, child, log)
+        os.kill(child.pid, signal.SIGINT)
+        assert child.wait(timeout=100) != 0
+        told = log.read_text()
+        assert told.count("told to end (asked by the launcher): stopped after step") == 2, told[-3000:]
+        assert (
+            not list(folder.glob("home/benchmarks/test/cells/*.json")) and len(list(folder.glob("home/runs/*/"))) == 2
+        )
+        child = start(config, folder, env)
+        assert child.wait(timeout=200) == 0, log.read_text()[-3000:]
+    finally:
+        if child.poll() is None:
+            child.kill()
+    rows = json.loads((folder / "rows.json").read_text())
+    assert [(row["status"], row["attempts"]) for row in rows] == [("done", 2), ("done", 2), ("done", 1)]
+    assert log.read_text().count("resuming from step") == 2

@@ -51,7 +51,7 @@ REFUSED = {
     ),
     "no price here": (
         {"max_usd": 9.0, "factors": {"processes": [1]}},
-        r"no price is known for 'local'; give compute\.usd_per_hour or '\+benchmark\.prices=\{local: USD\}'$",
+        r"no price is known for 'local'; give compute\.usd_per_hour or 'benchmark\.prices=\{local: USD\}'$",
     ),
 }
 

@@ -3,12 +3,14 @@ budgets, and going on."""
 
 import json
 import logging
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from skytune.config import RunConfig, UserError, WorkerError
+from skytune.config import Preempted, RunConfig, UserError, WorkerError
 from skytune.config.folders import home
 from skytune.experiment import ResultsStore, run_experiment
 from skytune.experiment.results import results
@@ -16,10 +18,10 @@ from skytune.experiment.results import results
 Design = Callable[..., RunConfig]
 
 PREEMPTED = [
-    {"phases": {"provision_s": 200.0, "train_s": 1600.0}, "usd_per_hour": 1.2, "machine": "g5.xlarge", "spot": True,
-     "ended": "preempted", "source": "spot"},
-    {"phases": {"provision_s": 100.0, "setup_s": 50.0, "train_s": 750.0}, "usd_per_hour": 1.2, "machine": "g5.xlarge",
-     "spot": True, "ended": "completed", "source": "spot"},
+    {"phases": {"provision_s": 200.0, "job_s": 1600.0}, "hourly_usd": 1.2, "nodes": 1, "machine": "g5.xlarge (spot)",
+     "ended": "preempted", "usd": 0.6},
+    {"phases": {"provision_s": 100.0, "setup_s": 50.0, "job_s": 750.0}, "hourly_usd": 1.2, "nodes": 1,
+     "machine": "g5.xlarge (spot)", "ended": "done", "usd": 0.3},
 ]  # fmt: skip
 """30 and 15 minutes at 1.20 USD an hour, as the launcher of spot machines records them."""
 
@@ -40,7 +42,12 @@ def test_an_aws_design_gives_its_rows_with_what_was_really_paid(design: Design, 
     ]  # fmt: skip
     spot = rows[0]
     assert spot["usd_total"] == pytest.approx(0.9)
-    assert (spot["attempts"], spot["total_s"], spot["provision_s"], spot["price_source"]) == (2, 2700.0, 300.0, "spot")
+    assert (spot["attempts"], spot["total_s"], spot["provision_s"], spot["price_source"]) == (
+        2,
+        2700.0,
+        300.0,
+        "SkyPilot",
+    )
     assert spot["setup_s"] == 50.0 + 5.0 + 2.0
     assert spot["usd_per_1000_samples"] == pytest.approx(0.9 / 64 * 1000)
     points = 100 * (spot["accuracy"] - spot["baseline_accuracy"])
@@ -136,7 +143,7 @@ def test_the_budget_stops_what_would_exceed_it(design: Design, recorded: Any) ->
     from skytune.launch.prices import Price
 
     dear = lambda machine: Price(1.0, "a made list")  # noqa: E731
-    attempts = [{"phases": {"train_s": 1200.0}, "usd_per_hour": 1.0, "ended": "completed"}]
+    attempts = [{"phases": {"job_s": 1200.0}, "hourly_usd": 1.0, "nodes": 1, "ended": "done"}]
     config = design(factors={"compute": ["g5.xlarge"], "rows": [16, 24, 32, 40]}, max_usd=0.8)
     rows = run_experiment(config, lambda machine: recorded(machine, attempts), dear)
     assert [row["status"] for row in rows] == ["done", "done", "stopped", "stopped"]
@@ -176,13 +183,22 @@ def test_one_process_at_a_time(design: Design, prices: Any, recorded: Any) -> No
             run_experiment(config, recorded, prices)
 
 
-def test_machines_that_nobody_brings_are_refused_before_anything_runs(design: Design, prices: Any) -> None:
-    from importlib.util import find_spec
+def test_paid_machines_are_skypilots(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skytune.experiment import running
+    from skytune.experiment.machines import machine_of
+    from skytune.launch import LocalLauncher, SkyPilotLauncher
 
-    if find_spec("skytune.launch.skypilot") is not None:
-        pytest.skip("this version has a launcher that brings machines")
+    monkeypatch.setattr(running, "require", lambda: None)  # importing SkyPilot takes seconds
+    assert isinstance(running.launcher_of(machine_of("local", {})), LocalLauncher)
+    assert isinstance(running.launcher_of(machine_of("g5.xlarge", {})), SkyPilotLauncher)
+
+
+def test_without_skypilot_paid_machines_are_refused_before_anything_runs(
+    design: Design, prices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sky", None)
     config = design(factors={"compute": ["local", "g5.xlarge"]}, max_usd=5.0)
-    with pytest.raises(UserError, match=r"^benchmark\.factors\.compute=g5\.xlarge: this version brings no machines up"):
+    with pytest.raises(UserError, match=r"^SkyPilot is not installed here"):
         run_experiment(config, None, prices)
     assert ResultsStore("test").read() == {}
 
@@ -202,3 +218,21 @@ def test_a_damaged_result_is_named(design: Design, prices: Any, recorded: Any) -
     file.write_text('{"schema": 99}')
     with pytest.raises(UserError, match=f"{file.name} is no result of this version"):
         run_experiment(design(factors={"rows": [32]}), recorded, prices)
+
+
+def test_a_signal_at_the_very_end_of_a_cell_is_not_forgotten(design: Design, prices: Any, recorded: Any) -> None:
+    """The workers have nothing left to stop for, and the cell is done; the next one must not begin."""
+    from skytune.job import JobDir
+    from skytune.launch.stopping import Stopping
+
+    class Late(recorded):  # type: ignore[misc]
+        def run(self, job: JobDir, compute: Any) -> None:
+            with Stopping(job.root / "flag", 5.0):
+                signal.raise_signal(signal.SIGTERM)
+                super().run(job, compute)
+
+    config = design(factors={"rows": [32, 64]})
+    with pytest.raises(Preempted, match="stopped between two cells"):
+        run_experiment(config, Late, prices)
+    assert [row["status"] for row in ResultsStore("test").read().values()] == ["done"]
+    assert [row["status"] for row in run_experiment(config, recorded, prices)] == ["done", "done"]

@@ -23,7 +23,8 @@ ARTIFACTS = {
 def three_classes(new_checkout: Callable[[], Any], small: list[str]) -> Any:
     """A run on two processes over a three-class file with string labels and columns of its own."""
     checkout = new_checkout()
-    checkout.done = checkout.run(*small, "launch.num_processes=2", "launch.threads=1", "name=three", "epochs=6")
+    checkout.done = checkout.run(*small, "launch.num_processes=2", "launch.threads=1", "name=three", "epochs=6",
+                                 "compute.usd_per_hour=0.5")  # fmt: skip
     assert checkout.done.code == 0, checkout.done.err
     checkout.recorded = checkout.last_run()
     (checkout.folder,) = [path for path in (checkout.home / "skytune" / "runs").iterdir() if path.is_dir()]
@@ -49,6 +50,22 @@ def test_two_processes_really_trained(three_classes: Any) -> None:
     assert result["world_size"] == 2
     assert (three_classes.folder / "outputs" / "logs" / "rank-1.log").is_file()
     assert "2 processes on cpu" in three_classes.done.out
+
+
+def test_what_it_cost_is_in_summary_report_and_metadata(three_classes: Any) -> None:
+    import contextlib
+    import sqlite3
+
+    result = json.loads((three_classes.folder / "outputs" / "result.json").read_text())
+    usd = sum(result["phases"].values()) / 3600 * 0.5
+    assert "on this machine at $0.50 an hour (compute.usd_per_hour)" in " ".join(three_classes.done.out.split())
+    page = (three_classes.folder / "outputs" / "report.html").read_text(encoding="utf-8")
+    assert "on this machine at $0.50 an hour (compute.usd_per_hour)" in page
+    store = three_classes.home / "zenml/local_stores/default_zen_store/zenml.db"
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        found = dict(database.execute("select key, value from run_metadata where key like 'cost%'").fetchall())
+    assert float(json.loads(found["cost/usd"])) == pytest.approx(usd, abs=1e-5)
+    assert "$0.50 an hour" in found["cost"]
 
 
 def test_labels_survive_into_the_model_and_the_pipeline_loads_it(three_classes: Any) -> None:

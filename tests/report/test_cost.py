@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from skytune.config import UserError
 from skytune.job import write_json
-from skytune.report.cost import ATTEMPTS, Attempt, Cost, cost_of, dollars, recorded
+from skytune.report.cost import RECORD, Attempt, Cost, cost_of, dollars, recorded
 
 SPANS = st.lists(st.floats(0, 1e5), min_size=1, max_size=5)
 
@@ -55,17 +55,22 @@ def test_earlier_starts_of_a_run_are_paid_for_too() -> None:
 
 def test_what_a_launcher_recorded_goes_before_all_else(tmp_path: Path) -> None:
     attempts: list[dict[str, Any]] = [
-        {"phases": {"provision_s": 100.0, "train_s": 800.0}, "usd_per_hour": 2.0, "machines": 2, "machine": "g5.xlarge",
-         "spot": True, "ended": "preempted", "source": "spot price", "more": "is left alone"},
-        {"phases": {"train_s": 900.0}, "usd_per_hour": 6.0, "machines": 2, "machine": "g5.xlarge"},
+        {"phases": {"provision_s": 400.0}, "hourly_usd": 4.0, "nodes": 2, "machine": "none", "ended": "no machine"},
+        {"phases": {"provision_s": 100.0, "job_s": 800.0}, "hourly_usd": 4.0, "nodes": 2, "ended": "preempted",
+         "machine": "2 x g5.xlarge (spot)", "usd": 1.0},
+        {"phases": {"job_s": 900.0}, "hourly_usd": 12.0, "nodes": 2, "machine": "2 x g5.xlarge", "ended": "done"},
     ]  # fmt: skip
-    write_json(tmp_path / ATTEMPTS, attempts)
-    cost = cost_of({"run_folder": str(tmp_path), "phases": {"train_s": 5.0}}, 100.0)
-    assert cost.usd == pytest.approx(0.25 * 2 * (2.0 + 6.0))
-    assert cost.line() == "$4.00: 30 min 00 s in 2 attempts on 2 x g5.xlarge at the price of each attempt"
+    write_json(tmp_path / "outputs" / RECORD, {"usd": 4.0, "phases": {}, "attempts": attempts})
+    from_file = cost_of({"run_folder": str(tmp_path), "phases": {"train_s": 5.0}}, 100.0)
+    from_result = cost_of({"cost": {"attempts": attempts}, "phases": {"train_s": 5.0}}, 100.0)
+    for cost in (from_file, from_result):
+        assert cost.usd == pytest.approx(0.25 * (4.0 + 12.0))
+        assert cost.line() == (
+            "$4.00: 36 min 40 s in 3 attempts on 2 x g5.xlarge at the price of each attempt (SkyPilot)"
+        )
     assert recorded(tmp_path / "elsewhere") == [] and recorded(None) == []
-    (tmp_path / ATTEMPTS).write_text("[")
-    with pytest.raises(UserError, match=r"attempts\.json is not valid JSON"):
+    (tmp_path / "outputs" / RECORD).write_text("[")
+    with pytest.raises(UserError, match=r"cost\.json is not valid JSON"):
         recorded(tmp_path)
 
 

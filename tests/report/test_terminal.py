@@ -31,6 +31,15 @@ def test_summary_says_it_all(run: dict[str, Any]) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_what_it_cost_is_said(run: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    line = "n/a, no price known: 2 min 09 s on this machine (compute.usd_per_hour tells what this machine costs)"
+    lines = make(run, training={**run["training"], "cost_line": line}).splitlines()
+    at = next(i for i, text in enumerate(lines) if text.startswith("  cost "))
+    assert " ".join(" ".join(lines[at : at + 2]).split()) == f"cost {line}"
+    assert "  cost " not in make(run)
+
+
 def test_dashboard_address_replaces_the_advice(run: dict[str, Any]) -> None:
     text = make(run, dashboard="http://127.0.0.1:8237/runs/1")
     assert "http://127.0.0.1:8237/runs/1" in text and "zenml login" not in text

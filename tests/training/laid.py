@@ -100,12 +100,21 @@ def assert_permutations(seen: dict[int, list[int]], rows: int, steps_per_epoch: 
         assert sorted(epoch) == list(range(rows)), f"epoch from step {first}"
 
 
+MEASURED = {"samples_per_s", "tokens_per_s", "elapsed_s", "mfu", "data_wait_share", "peak_memory_bytes"}
+"""Values of a record that are another run's own."""
+
+
+def records(job: Path) -> list[dict[str, Any]]:
+    """Return all records, in their order, without what was measured."""
+    found = [json.loads(line) for line in (job / "outputs" / "history.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in MEASURED} for record in found]
+
+
 def history(job: Path) -> dict[int, dict[str, Any]]:
-    """Return the records of all steps, without those that tell the time."""
-    timed = ("samples_per_s", "tokens_per_s", "elapsed_s")
-    records = [json.loads(line) for line in (job / "outputs" / "history.jsonl").read_text().splitlines()]
-    assert len({r["step"] for r in records if r["kind"] == "step"}) == sum(r["kind"] == "step" for r in records)
-    return {r["step"]: {k: v for k, v in r.items() if k not in timed} for r in records if r["kind"] == "step"}
+    """Return the records of all steps, without what was measured."""
+    steps = [record for record in records(job) if record["kind"] == "step"]
+    assert len({record["step"] for record in steps}) == len(steps)
+    return {record["step"]: record for record in steps}
 
 
 def result(job: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from laid import MEASURED
 from safetensors.numpy import load_file
 
 from skytune.config import ConfigError, EarlyStoppingConfig, RunConfig, from_dict
@@ -81,9 +82,8 @@ def steps(done: Any) -> list[int]:
 
 
 def numbers(done: Any) -> list[dict[str, Any]]:
-    """The history without what depends on the clock."""
-    clock = ("samples_per_s", "tokens_per_s", "elapsed_s")
-    return [{key: value for key, value in record.items() if key not in clock} for record in done.history]
+    """The history without what was measured."""
+    return [{key: value for key, value in record.items() if key not in MEASURED} for record in done.history]
 
 
 def test_a_run_stops_where_it_gets_no_better_also_after_a_resume(

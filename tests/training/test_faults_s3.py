@@ -156,6 +156,20 @@ def test_from_some_moment_on_nothing_works(door: S3, lives: Any, calm: Path, lay
     assert_calm(job, calm)
 
 
+def test_the_last_save_alone_fails(door: S3, lives: Any, calm: Path, lay: Any) -> None:
+    """The store takes everything else again when the run ends: it is not finished, the same command makes up for it."""
+    door.fault = lambda method, path: (403, "AccessDenied") if "/step-00000012/" in path and method == "PUT" else None
+    job = lay("last")
+    life = lives.live(job)
+    assert life.code == 0 and result(job)["save_failed"].startswith("step 12: "), life.said
+    assert_calm(job, calm)
+    door.fault = None
+    life = lives.live(job)
+    assert life.code == 0 and "resuming from step 10 " in life.said, life.said
+    assert result(job)["save_failed"] == "" and kept(door, "last")[-1] == STEPS
+    assert_calm(job, calm)
+
+
 @pytest.mark.slow
 def test_told_to_end_while_nothing_can_be_saved(
     door: S3, lives: Any, calm: Path, lay: Any, monkeypatch: pytest.MonkeyPatch

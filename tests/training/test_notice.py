@@ -1,14 +1,17 @@
 """How a worker learns that it should end: a signal, a file, EC2's notice (a local server stands in for it)."""
 
 import http.server
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from laid import assert_permutations, result
 
 from skytune.training.preemption import SIGNALS, Notice
 
@@ -65,22 +68,51 @@ def test_the_flag_file_is_rank_0s_to_look_for(tmp_path: Path) -> None:
     assert first.given() and not second.given()
 
 
-def test_ec2s_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+TERMINATE = b'{"action": "terminate", "time": "2026-11-28T03:00:00Z"}'
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(Metadata, "action", b"")
+    monkeypatch.setattr(Metadata, "asked", 0)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        notice = Notice(tmp_path / "preempt", rank=0)
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=notice._poll, args=(endpoint, 0.05), daemon=True).start()
-        until = time.monotonic() + 10
-        while Metadata.asked < 2 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert Metadata.asked >= 2 and not notice.given()
-        monkeypatch.setattr(Metadata, "action", b'{"action": "terminate", "time": "2026-11-28T03:00:00Z"}')
-        while not notice.given() and time.monotonic() < until:
-            time.sleep(0.02)
-        assert notice.reason == "spot interruption: terminate at 2026-11-28T03:00:00Z"
-    finally:
-        server.shutdown()
-        server.server_close()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_ec2s_notice(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    notice = Notice(tmp_path / "preempt", rank=0)
+    threading.Thread(target=notice._poll, args=(endpoint, 0.05), daemon=True).start()
+    until = time.monotonic() + 10
+    while Metadata.asked < 2 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert Metadata.asked >= 2 and not notice.given()
+    monkeypatch.setattr(Metadata, "action", TERMINATE)
+    while not notice.given() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert notice.reason == "spot interruption: terminate at 2026-11-28T03:00:00Z"
+
+
+def test_ec2s_notice_ends_all_processes_after_the_same_step(
+    lives: Any, place: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 alone asks, and is told at once; both save together and end in order. The same job goes on from there."""
+    monkeypatch.setattr(Metadata, "action", TERMINATE)
+    slow = {"slow": {"_target_": "hindrances.Slow", "seconds": 0.1}}
+    job: Path = place.lay("spot", epochs=3, callbacks=slow)
+    life = lives.live(job, 2, SKYTUNE_IMDS=endpoint)
+    assert life.code == 0 and Metadata.asked == 1, life.said
+    stopped = result(job)["steps"]
+    assert result(job)["status"] == "preempted" and 1 <= stopped < 36
+    assert (
+        f"told to end (spot interruption: terminate at 2026-11-28T03:00:00Z): stopped after step {stopped}" in life.said
+    )
+    last = [json.loads(path.read_text().splitlines()[-1])["step"] for path in sorted(job.glob("seen-*"))]
+    assert last == [stopped, stopped]
+    assert f"checkpoint: step {stopped} saved" in life.said
+    monkeypatch.setattr(Metadata, "action", b"")
+    life = lives.live(job, 2, SKYTUNE_IMDS=endpoint)
+    assert life.code == 0 and f"resuming from step {stopped} " in life.said, life.said
+    assert_permutations(place.seen(job), rows=90, steps_per_epoch=12)

@@ -308,3 +308,14 @@ def test_what_does_not_fit_is_said_before_training(run_job: Run, own: str, group
 def test_a_metric_to_choose_by_that_nobody_computes(run_job: Run, own: str) -> None:
     with pytest.raises(UserError, match=r"^checkpoint.metric=mine_low: the validation gave only .*, mine_high, n_r"):
         run_job(checkpoint={"metric": "mine_low"}, eval={"extra_metrics": {"mine": {"_target_": f"{own}.high"}}})
+
+
+def test_a_rate_that_follows_the_batch_trains_as_that_rate_does(runs: Callable[..., list[Any]]) -> None:
+    common = {"checkpoint": {"select": "last"}, "eval": {"every_epochs": 0}}
+    scaled, plain, other = runs(
+        {**common, "optimizer": {"lr": 1e-3}, "schedule": {"scale_lr": "linear", "scale_reference": 4}},
+        {**common, "optimizer": {"lr": 2e-3}},
+        {**common, "optimizer": {"lr": 1e-3}},
+    )
+    assert [r["lr"] for r in steps(scaled)] == [r["lr"] for r in steps(plain)] and steps(scaled)[0]["lr"] == 2e-3
+    assert losses(scaled) == losses(plain) != losses(other)

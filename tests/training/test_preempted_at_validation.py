@@ -1,17 +1,9 @@
 """A run that is told to end after a step which a validation should have followed: whoever goes on makes it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from laid import result, same, weights
-
-
-def records(job: Path) -> list[dict[str, Any]]:
-    """Return all records, validations too, without those that tell the time."""
-    timed = ("samples_per_s", "tokens_per_s", "elapsed_s")
-    found = [json.loads(line) for line in (job / "outputs" / "history.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key not in timed} for record in found]
+from laid import records, result, same, weights
 
 
 def test_no_validation_is_left_out(lives: Any, place: Any) -> None:

@@ -103,3 +103,20 @@ def test_the_best_weights_come_from_their_checkpoint(run_job: Any, kept: Any, tm
     stored = load_file(run / f"step-{best:08d}" / "model.safetensors")
     assert all(np.array_equal(stored[name], value) for name, value in weights(done).items())
     assert len(list(run.glob("step-*"))) == 2
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_saves_by_the_clock(run_job: Any, kept: Any, tmp_path: Path, processes: int) -> None:
+    """So many minutes after the last save, whatever the step; rank 0's clock counts, and all processes save together.
+    Where it is not time yet, only the end is saved."""
+    settings = {"max_steps": 5, "eval": {"every_epochs": 0}, "launch": {"num_processes": processes, "threads": 1}}
+    often = kept(every_steps=0, every_minutes=1e-9, asynchronous=False)
+    done = run_job(rows=90, name="often", checkpoint=often, **settings)
+    seldom = run_job(rows=90, name="seldom", checkpoint=kept(every_steps=0, every_minutes=60.0), **settings)
+
+    def steps(job: Any) -> list[int]:
+        return sorted(int(path.name[5:]) for path in (tmp_path / "store" / job.result["run_key"]).glob("step-*"))
+
+    assert done.result["world_size"] == processes
+    assert steps(done) == [1, 2, 3, 4, 5]
+    assert steps(seldom) == [5]

@@ -2,10 +2,10 @@
 
 from .benchmark import BenchmarkConfig, Held, PriceSource
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
-from .compute import ComputeConfig, Device, LaunchConfig
+from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
-from .errors import ConfigError, NotReachable, Preempted, UserError, WorkerError
+from .errors import ConfigError, Detached, NotReachable, Preempted, UserError, WorkerError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
 from .model import ModelConfig
 from .run import DebugConfig, Pipeline, RunConfig
@@ -23,10 +23,10 @@ from .training import (
 __all__ = [
     "METRICS", "BadRows", "BatchConfig", "BenchmarkConfig", "CheckpointConfig", "CompileConfig",
     "CompileMode", "ComputeConfig", "ConfigError", "DataConfig", "DataSource",
-    "DebugConfig", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "Held", "LaunchConfig",
+    "DebugConfig", "Detached", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "Held", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
     "Offload", "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
-    "Preempted", "PriceSource", "RunConfig", "ScaleLr", "ScheduleConfig", "ScheduleName",
+    "Preempted", "PriceSource", "RecoveryConfig", "RunConfig", "ScaleLr", "ScheduleConfig", "ScheduleName",
     "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError", "from_dict",
     "to_dict",
 ]  # fmt: skip

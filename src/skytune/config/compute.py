@@ -1,8 +1,9 @@
-"""`compute` and `launch`: on which device, and in how many processes. None of it decides the result."""
+"""`compute` and `launch`: on which machine, which device, in how many processes. None of it decides the result."""
 
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from .errors import ConfigError
 
@@ -24,6 +25,26 @@ class Fast(str, Enum):
     off = "off"
 
 
+ACCELERATORS = re.compile(r"[A-Za-z0-9][\w.-]*(:\d+)?")
+AT_LEAST = re.compile(r"\d+(\.\d+)?\+?")
+
+
+@dataclass(kw_only=True)
+class RecoveryConfig:
+    """What happens when the cloud takes machines away, or they are lost."""
+
+    max_attempts: int = 3
+    """How often machines are brought up for one run in all; 1 never again. A mistake in the run itself is not tried
+    again."""
+
+    on_demand_fallback: bool = False
+    """Where no spot machine can be had, take machines at the full price instead."""
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ConfigError(f"compute.recovery.max_attempts={self.max_attempts}: must be at least 1")
+
+
 @dataclass(kw_only=True)
 class ComputeConfig:
     """The machine that trains."""
@@ -41,11 +62,90 @@ class ComputeConfig:
     """What an hour of this machine costs, where you know it: the report then says what the run cost. A machine that is
     rented for the run brings its own price."""
 
+    local: bool = False
+    """Train on this machine, even where the stack could bring up others."""
+
+    accelerators: str | None = None
+    """GPUs of every machine, as SkyPilot names them (`A10G:4`). This and all below is for a stack with the step
+    operator `skypilot`; on any other it is ignored, with one line. Empty means what the stack was registered with."""
+
+    instance_type: str | None = None
+    """The cloud's name of a machine (`g5.12xlarge`); `compute=g5.12xlarge` is short for it."""
+
+    cpus: int | str | None = None
+    """Virtual CPUs of every machine: a number, or `8+` for at least so many."""
+
+    memory: int | str | None = None
+    """Memory of every machine in GiB: a number, or `32+` for at least so much."""
+
+    num_nodes: int | None = None
+    """Machines. The processes are shared out evenly among them."""
+
+    use_spot: bool | None = None
+    """Spot machines: cheaper, and the cloud may take them away; the run goes on from its last checkpoint on others."""
+
+    infra: str | None = None
+    """Where: `aws`, `aws/us-east-1`, `gcp`, `k8s`, ... as SkyPilot writes it. Empty takes the cheapest there is."""
+
+    region: str | None = None
+    """The cloud's region; empty tries all of them, the cheapest first."""
+
+    zone: str | None = None
+    """The region's zone; empty tries all of them."""
+
+    disk_size: int | None = None
+    """Disk of every machine in GB; empty means SkyPilot's default. Data, model and checkpoints must fit on it."""
+
+    image_id: str | None = None
+    """Machine image or `docker:IMAGE`; empty means SkyPilot's own."""
+
+    idle_minutes_to_autostop: int | None = None
+    """A machine that has had nothing to do for so long takes itself down, whatever became of this process."""
+
+    max_hourly_usd: float | None = None
+    """Launch nothing that costs more an hour, all machines together."""
+
+    keep_on_failure_minutes: int | None = None
+    """Keep the machines of a job that failed for so long, to look at them; empty takes them down at once."""
+
+    max_hours: float | None = None
+    """The job is ended after so long, whatever it does: machines take themselves down only when they are idle."""
+
+    resources: dict[str, Any] = field(default_factory=dict)
+    """Anything else that SkyPilot knows of resources, handed on as it is (`+compute.resources.disk_tier=best`)."""
+
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    """What happens when machines are taken away."""
+
     def __post_init__(self) -> None:
         if self.usd_per_hour is not None and not 0 < self.usd_per_hour < float("inf"):
             raise ConfigError(f"compute.usd_per_hour={self.usd_per_hour:g}: must be above 0, or null (unknown)")
         self.device = Device(self.device)
         self.fast = Fast(self.fast)
+        for key, least in (
+            ("num_nodes", 1),
+            ("disk_size", 1),
+            ("idle_minutes_to_autostop", 1),
+            ("keep_on_failure_minutes", 1),
+        ):
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise ConfigError(f"compute.{key}={value}: must be at least {least}")
+        for key in ("max_hourly_usd", "max_hours"):
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ConfigError(f"compute.{key}={value}: must be above 0")
+        if self.accelerators and not ACCELERATORS.fullmatch(self.accelerators):
+            raise ConfigError(f"compute.accelerators={self.accelerators}: write NAME or NAME:COUNT (A10G:4)")
+        for key in ("cpus", "memory"):
+            value = getattr(self, key)
+            if value is not None and not AT_LEAST.fullmatch(str(value)):
+                raise ConfigError(f"compute.{key}={value}: a number, or a number and + (8+)")
+        if self.accelerators and self.instance_type:
+            raise ConfigError(
+                f"compute.instance_type={self.instance_type}: says what accelerators={self.accelerators} says; "
+                "give one of them"
+            )
 
 
 @dataclass(kw_only=True)
@@ -57,6 +157,9 @@ class LaunchConfig:
 
     threads: int | None = None
     """CPU threads of each process; empty shares the cores out evenly."""
+
+    detach: bool = False
+    """Leave a job that runs on SkyPilot's machines alone once it runs; the same command without this attaches to it."""
 
     grace_seconds: float = 10.0
     """How long workers may take to end after they were asked to, or after another one of them has died, before they are

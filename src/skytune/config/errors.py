@@ -17,5 +17,9 @@ class Preempted(UserError):
     """The run was told to end, and has saved where it stands: the same command continues it."""
 
 
+class Detached(UserError):
+    """The job runs on elsewhere, as was asked for; the message says how to come back to it."""
+
+
 class WorkerError(UserError):
     """A worker process ended badly; the message holds the last lines of its log."""

@@ -101,7 +101,7 @@ class CheckpointConfig:
 
     retry_seconds: float = 120.0
     """How long a store that fails in ways that pass (5xx, timeouts, no connection) is tried again before a save counts
-    as failed. In the background, too."""
+    as failed. In the background, too. A store times out when it stands still for so long, or for a minute."""
 
     on_failure: OnFailure = OnFailure["continue"]
     """When a save has failed: `continue` says so and trains on (if the last one failed, the command ends with code 76);

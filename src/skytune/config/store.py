@@ -70,6 +70,10 @@ def compose_run(
         overrides = [*overrides, f"hydra.searchpath=[file://{extra_folder.absolute()}]"]
     for override in parsed:
         _check(override, groups)
+    for place, override in enumerate(parsed):
+        # A group of free keys takes any: Hydra is told so by ++, where the value is a group itself.
+        if isinstance(override.value(), dict) and _is_dict(override.key_or_group, groups):
+            overrides[place] = f"++{overrides[place]}"
     added = [group for group in groups if base is not None or group == "experiment"]  # they stand in no defaults list
     starts = tuple(f"{group}{mark}" for group in added for mark in "@=")
     overrides = [f"+{text}" if text.startswith(starts) else text for text in overrides]

@@ -1,5 +1,6 @@
 """What people write on the command line and in values, spelled out as Hydra wants it; no Hydra needed here."""
 
+import re
 from typing import Any
 
 from .errors import ConfigError
@@ -11,9 +12,12 @@ GLOBAL = ("data", "debug", "experiment")
 """Groups whose presets may set keys of any group. Hydra wants that said where such a preset is chosen, or in the first
 line of its file, which here is the command that runs it."""
 
+INSTANCE_TYPE = re.compile(r"[a-z][a-z0-9-]*\d[a-z0-9-]*\.[a-z0-9-]+")
+"""AWS's names of machines, such as `g5.12xlarge` and `u-6tb1.metal`: no preset has a dot in its name."""
+
 
 def translate(text: str) -> str:
-    """Spell out the short forms: `checkpoint=PATH`, `debug=`, `+callback=name`, `+metric=name`."""
+    """Spell out the short forms: `checkpoint=PATH`, `compute=INSTANCE`, `debug=`, `+callback=name`, `+metric=name`."""
     key, equals, value = text.partition("=")
     if "@" in key.removesuffix("@_global_"):
         raise ConfigError(f"'{text}': a preset goes into the group of its own name: write group=name")
@@ -24,6 +28,8 @@ def translate(text: str) -> str:
         key, equals, value = text.partition("=")
     if text == "tracker=null":
         return "tracker=none"  # without a preset the default would hold
+    if key == "compute" and INSTANCE_TYPE.fullmatch(value):
+        return f"compute.instance_type={value}"
     if value == "null" and key in (*GLOBAL, "model", "optimizer", "schedule", "strategy", "compile", "compute"):
         return translate(f"~{key}")
     bare = key.lstrip("+~")

@@ -69,6 +69,8 @@ def _attempts(planned: Planned, job: JobDir, result: dict[str, Any]) -> list[Att
     price."""
     seconds = (result.get("spent") or {}).get("wall_s") or sum((result.get("phases") or {}).values())
     machine = planned.cell.machine
-    alone = Attempt({"wall_s": float(seconds)}, planned.price.usd_per_hour, machine.nodes, machine.instance,
-                    machine.spot, "completed", planned.price.source)  # fmt: skip
+    price = planned.price
+    alone = Attempt(
+        {"wall_s": float(seconds)}, price.usd_per_hour, machine.nodes, machine.priced, "adopted", price.source
+    )
     return recorded(job.root) or [alone]

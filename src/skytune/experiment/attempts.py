@@ -1,5 +1,6 @@
 """The starts of a cell as attempts that were paid for."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,19 @@ from .cells import Cell
 from .store import ResultsStore
 
 
-def attempts_of(store: ResultsStore, cell: Cell, price: Price, job: Path | None = None) -> list[Attempt]:
-    """Return the attempts of a cell: those that its launcher recorded in the job directory with what it paid, else the
-    starts of this package, from beginning to when each was last seen, at the design's price."""
+def attempts_of(store: ResultsStore, cell: Cell, price: Price) -> list[Attempt]:
+    """Return the attempts of a cell over all its starts: what a launcher that brings machines has recorded and paid,
+    else a start of this package from its beginning to when it was last seen, at the design's price."""
+    found = []
+    for start in store.starts(cell.name):
+        found += [Attempt(**entry) for entry in start.get("recorded") or []] or [_attempt(start, cell, price)]
+    return found
+
+
+def recorded_by(job: Path | None) -> dict[str, Any]:
+    """Return what the launcher of a job has recorded, for the note of its start; empty where it records nothing."""
     found = recorded(job) if job is not None else []
-    return found or [_attempt(start, cell, price) for start in store.starts(cell.name)]
+    return {"recorded": [asdict(attempt) for attempt in found]} if found else {}
 
 
 def _attempt(start: dict[str, Any], cell: Cell, price: Price) -> Attempt:
@@ -21,8 +30,7 @@ def _attempt(start: dict[str, Any], cell: Cell, price: Price) -> Attempt:
         {"wall_s": max(0.0, start["seen"] - start["began"])},
         price.usd_per_hour,
         cell.machine.nodes,
-        str(cell.machine.instance),
-        cell.machine.spot,
+        cell.machine.priced,
         start.get("ended", "killed"),
         price.source,
     )

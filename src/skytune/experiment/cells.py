@@ -180,10 +180,15 @@ def _held(config: RunConfig, held: Held, devices: int) -> RunConfig:
 
 
 def _on(config: RunConfig, machine: Machine) -> RunConfig:
-    """Return the configuration for a machine that is brought up for the cell, as far as `compute` has keys for it."""
-    wanted: dict[str, Any] = {"instance_type": machine.instance, "num_nodes": machine.nodes, "use_spot": machine.spot}
-    there = {key: value for key, value in wanted.items() if hasattr(config.compute, key)}
-    return replace(config, compute=replace(config.compute, **there)) if there else config
+    """Return the configuration for a machine that is brought up for the cell."""
+    compute = replace(
+        config.compute,
+        accelerators=None,
+        instance_type=machine.instance,
+        num_nodes=machine.nodes,
+        use_spot=machine.spot,
+    )
+    return replace(config, compute=compute)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

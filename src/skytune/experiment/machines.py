@@ -82,7 +82,7 @@ def machine_of(level: Any, own: dict[str, Any]) -> Machine:
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(
             f"benchmark.factors.compute={level}: unknown instance '{name}': {hint}"
-            f"+benchmark.machines.{name}={{accelerator: NAME, devices: NUMBER}} adds one"
+            f"'benchmark.machines={{{name}: {{accelerator: NAME, devices: NUMBER}}}}' adds one"
         )
     nodes = int(found["nodes"] or 1) if found else 1
     if nodes < 1:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError, RunConfig
-from ..config.folders import home
 from ..launch.prices import Price, price_of
 from ..report.cost import Cost, dollars
 from ..report.fit import Fit, fits, matching
@@ -110,7 +109,7 @@ class Plan:
                 way = "compute.usd_per_hour or " if machine.local else "benchmark.price_source=skypilot|aws or "
                 raise ConfigError(
                     f"benchmark.max_usd={ceiling:g} cannot be kept: no price is known for '{machine.priced}'; give "
-                    f"{way}'+benchmark.prices={{{machine.priced}: USD}}'"
+                    f"{way}'benchmark.prices={{{machine.priced}: USD}}'"
                 )
         expected = self.total("seconds") or 0.0
         if self.todo and self.spent + expected > ceiling:
@@ -202,8 +201,7 @@ def experiment_name(config: RunConfig) -> str:
 def _spent(store: ResultsStore, cell: Cell, price: Price, row: Mapping[str, Any] | None) -> float:
     if row is not None and row.get("status") in FINISHED:
         return 0.0 if row.get("origin") == "adopted" else row.get("usd_total") or 0.0
-    job = home() / row["job"] if row is not None and row.get("job") else None
-    return Cost(attempts_of(store, cell, price, job)).usd or 0.0
+    return Cost(attempts_of(store, cell, price)).usd or 0.0
 
 
 def asked(config: RunConfig) -> Prices:

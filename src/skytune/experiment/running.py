@@ -5,11 +5,11 @@ from its checkpoint."""
 import functools
 import json
 import logging
+import signal
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from importlib import import_module
 from threading import Lock
 from typing import Any
 
@@ -17,10 +17,12 @@ from .. import data
 from ..config import NotReachable, Preempted, RunConfig, UserError, to_dict
 from ..config.folders import home
 from ..job import JobDir
-from ..launch import Launcher, LocalLauncher, train
-from ..report.cost import Cost, dollars
+from ..launch import Launcher, LocalLauncher, SkyPilotLauncher, train
+from ..launch.skypilot.words import require
+from ..launch.stopping import Stopping
+from ..report.cost import Attempt, Cost, dollars
 from ..report.text import duration
-from .attempts import attempts_of
+from .attempts import attempts_of, recorded_by
 from .cells import Cell
 from .machines import Machine
 from .plan import Plan, Planned, Prices, asked, make_plan
@@ -29,6 +31,8 @@ from .store import FINISHED, ResultsStore
 from .watching import Running, Watch, Watched
 
 log = logging.getLogger(__name__)
+
+INTERRUPTED = "interrupted"
 
 Launchers = Callable[[Machine], Launcher]
 
@@ -76,20 +80,15 @@ def stored_rows(plan: Plan, store: ResultsStore) -> list[dict[str, Any]]:
 
 
 def launcher_of(machine: Machine) -> Launcher:
-    """Return the launcher of a machine: this one's, or SkyPilot's.
+    """Return the launcher of a machine: this one's, or SkyPilot's, which brings it.
 
     Raises:
-        UserError: this version has none that brings machines.
+        UserError: SkyPilot is not installed.
     """
     if machine.local:
         return LocalLauncher()
-    try:
-        return import_module("skytune.launch.skypilot").SkyPilotLauncher()
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise UserError(
-            f"benchmark.factors.compute={machine}: this version brings no machines up; run the cell there by hand and "
-            "take it in with benchmark.adopt=CELL:JOB, or benchmark.dry_run=true"
-        ) from error
+    require()
+    return SkyPilotLauncher()
 
 
 class Runner:
@@ -105,8 +104,13 @@ class Runner:
         """Run all cells that have to be run."""
         todo, parallel = self.plan.todo, self.plan.config.benchmark.parallel
         if parallel == 1:  # in this very thread, where signals arrive
+            Stopping.heard = None
             for planned in todo:
                 self._cell(planned)
+                if Stopping.heard == signal.SIGINT:
+                    raise KeyboardInterrupt
+                if Stopping.heard is not None:
+                    raise Preempted("stopped between two cells; the same command goes on")
             return
         with ThreadPoolExecutor(parallel, thread_name_prefix="cell") as pool:
             futures = [pool.submit(self._cell, planned) for planned in todo]
@@ -117,7 +121,7 @@ class Runner:
                 for future in futures:
                     future.cancel()
                 self.watch.stop(
-                    "interrupted" if isinstance(error, KeyboardInterrupt) else "another cell ended everything"
+                    INTERRUPTED if isinstance(error, KeyboardInterrupt) else "another cell ended everything"
                 )
                 raise
 
@@ -126,43 +130,41 @@ class Runner:
         cell = planned.cell
         refusal = self.watch.refuses(planned)
         if refusal:
-            self._write(planned, ended_row(self.plan.name, cell, "stopped", refusal, self._attempts(planned, None)))
+            self._write(
+                planned,
+                ended_row(self.plan.name, cell, "stopped", refusal, attempts_of(self.store, cell, planned.price)),
+            )
             return
         prepared = self._prepared(cell)
         running = self.watch.begin(planned)
         named = replace(cell.config, name=f"{self.plan.name}-{cell.name.rpartition('-')[2]}")
-        ended, row = "interrupted", None
+        row: dict[str, Any] = {}
         try:
             launcher = Watched(self.launchers(cell.machine), lambda job: _begun(running, job))
             outcome = train(named, prepared.train, {SPLIT: prepared.validation}, prepared.tokenizer, launcher=launcher)
-            ended = "completed"
-            self.watch.seen(cell.name, ended=ended)
-            row = done_row(self.plan.name, cell, outcome.job, outcome.result, self._attempts(planned, outcome.job))
+            attempts = self._ended(running, "completed")
+            row = done_row(self.plan.name, cell, outcome.job, outcome.result, attempts)
         except Preempted:
-            ended = "stopped" if running.stopped else "preempted"
-            if not running.stopped or self.watch.stopping == "interrupted":
+            attempts = self._ended(running, "stopped" if running.stopped else "preempted")
+            if not running.stopped or self.watch.stopping == INTERRUPTED:
                 raise
-            self.watch.seen(cell.name, ended=ended)
-            row = self._ended(planned, running, "stopped", running.stopped)
+            row = ended_row(self.plan.name, cell, "stopped", running.stopped, attempts, running.jobdir)
         except Exception as error:
-            ended = "failed"
-            self.watch.seen(cell.name, ended=ended)
-            row = self._ended(planned, running, "failed", _reason(error))
+            attempts = self._ended(running, "failed")
+            row = ended_row(self.plan.name, cell, "failed", _reason(error), attempts, running.jobdir)
         finally:
-            self.watch.seen(cell.name, ended=ended)
-            job = JobDir(running.job) if running.job is not None else None
-            self.watch.end(running, Cost(self._attempts(planned, job)).usd or 0.0)
+            self.watch.end(running, Cost(self._ended(running, "" if row else INTERRUPTED)).usd or 0.0)
         self._write(planned, {**row, "data_fingerprint": prepared.fingerprint})
         if row["status"] == "done" and not self.plan.config.benchmark.keep_models:
             for weights in (home() / row["job"]).glob("outputs/model/*.safetensors"):
                 weights.unlink()
 
-    def _ended(self, planned: Planned, running: Running, status: str, reason: str) -> dict[str, Any]:
-        job = JobDir(running.job) if running.job is not None else None
-        return ended_row(self.plan.name, planned.cell, status, reason, self._attempts(planned, job), job)
-
-    def _attempts(self, planned: Planned, job: JobDir | None) -> list[Any]:
-        return attempts_of(self.store, planned.cell, planned.price, job.root if job is not None else None)
+    def _ended(self, running: Running, how: str) -> list[Attempt]:
+        """Note how a start ended ("" where that is noted), with what its launcher paid; return all starts so far."""
+        planned = running.planned
+        if how:
+            self.watch.seen(planned.cell.name, ended=how, **recorded_by(running.job))
+        return attempts_of(self.store, planned.cell, planned.price)
 
     def _write(self, planned: Planned, row: dict[str, Any]) -> None:
         self.store.write(planned.cell.name, row)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..config import ComputeConfig
 from ..job import JobDir
@@ -32,6 +33,11 @@ class Running:
         self.job: Path | None = None
         self.stopped = ""
         """Why it was told to end."""
+
+    @property
+    def jobdir(self) -> JobDir | None:
+        """The job directory, None before there is one."""
+        return None if self.job is None else JobDir(self.job)
 
     def usd(self, seconds_more: float = 0.0) -> float:
         """Dollars of this start so far, and of so many seconds more."""
@@ -95,7 +101,7 @@ class Watch:
             running = self.running[planned.cell.name] = Running(planned)
         return running
 
-    def seen(self, cell: str, **facts: str) -> None:
+    def seen(self, cell: str, **facts: Any) -> None:
         """Note that a cell still runs, or how it ended."""
         with self._lock:
             self.store.seen(cell, **facts)

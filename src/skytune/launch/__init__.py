@@ -3,8 +3,9 @@
 from .jobs import Outcome, checkpoint_hash, class_names, predict, read_predictions, train
 from .local import Launcher, LocalLauncher
 from .runs import RunFolder, decisive, run_key
+from .skypilot import SkyPilotLauncher
 
 __all__ = [
-    "Launcher", "LocalLauncher", "Outcome", "RunFolder", "checkpoint_hash", "class_names", "decisive",
-    "predict", "read_predictions", "run_key", "train",
+    "Launcher", "LocalLauncher", "Outcome", "RunFolder", "SkyPilotLauncher", "checkpoint_hash", "class_names",
+    "decisive", "predict", "read_predictions", "run_key", "train",
 ]  # fmt: skip

@@ -1,5 +1,8 @@
 """SkyPilot's catalog of machines and prices. Importing SkyPilot takes seconds, so it is imported where it is asked."""
 
+import contextlib
+import io
+
 from ..config import NotReachable, UserError
 
 
@@ -15,9 +18,10 @@ def catalog_price(instance: str, spot: bool, region: str) -> float | None:
     except ModuleNotFoundError as error:
         raise UserError("benchmark.price_source=skypilot needs SkyPilot: install the extra aws") from error
     try:
-        if not catalog.instance_type_exists(instance, clouds="aws"):
-            return None
-        price = float(catalog.get_hourly_cost(instance, use_spot=spot, region=region, zone=None, clouds="aws"))
+        with contextlib.redirect_stdout(io.StringIO()):  # it tells its progress there, in words for its own client
+            if not catalog.instance_type_exists(instance, clouds="aws"):
+                return None
+            price = float(catalog.get_hourly_cost(instance, use_spot=spot, region=region, zone=None, clouds="aws"))
     except ValueError:
         return None  # not in this region, or not on its spot market
     except Exception as error:

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from ..config import Preempted
 
@@ -23,6 +23,10 @@ class Stopping:
 
     Only in the main thread, where signals arrive; elsewhere it changes nothing.
     """
+
+    heard: ClassVar[int | None] = None
+    """The last signal that came to this process while workers ran. A job that was just ending completes all the same;
+    whoever runs several looks here before the next one."""
 
     def __init__(self, flag_file: Path, grace_seconds: float) -> None:
         self.flag_file, self.grace = flag_file, grace_seconds
@@ -50,6 +54,8 @@ class Stopping:
             KeyboardInterrupt: they had `grace_seconds` after Ctrl-C.
             Preempted: they had them after another signal.
         """
+        if self.asked_by is None and self.flag_file.exists():  # by another thread: an experiment's budget, say
+            self.asked_by, self.deadline = signal.SIGTERM, time.monotonic() + self.grace
         if time.monotonic() <= self.deadline:
             return
         log.warning("the workers did not save and end within %.0f s", self.grace)
@@ -58,6 +64,7 @@ class Stopping:
         raise Preempted("stopped without saving; the same command goes on from the last checkpoint, if there is one")
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
+        Stopping.heard = number
         if self.asked_by is not None and number == signal.SIGINT:
             self.at_once = True
             raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Runs the pipeline that a configuration names, and says at the end what came out."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,17 @@ from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import hide
 from ..config.tracking import refuse_missing_trackers
 from ..launch.gpus import refuse_missing
+from ..launch.skypilot import asks_for_machines
 from ..report import summary
 from ..report.cost import cost_of
 from ..report.scoring import model_path, report_path, tracker_places
+from ..stacks.flavor import operator_of
 from ..steps.cache import expire_lost
 from .benchmark import benchmark
 from .evaluate import evaluate
 from .training import training
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from zenml.client import Client
@@ -50,7 +55,7 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     Raises:
         UserError: whatever a step names.
     """
-    refuse_missing(config)
+    _say_where(client, config)
     if config.pipeline is Pipeline.training:
         refuse_missing_trackers(config.tracker)
     config = hide(resolved(config))
@@ -66,6 +71,19 @@ def tell_results(config: RunConfig, run: Any) -> Finished:
     from ..experiment import summary as results_summary
 
     return Finished(results_summary(config, run.steps["run_experiment"].outputs["results"][0].load()), "")
+
+
+def _say_where(client: "Client", config: RunConfig) -> None:
+    """Say where the workers will run where that is not plain; refuse a device that this machine lacks."""
+    trains = config.pipeline is Pipeline.training
+    operator = operator_of(client, config.compute) if trains else None
+    if operator:
+        log.info("stack %s: the training step's workers go to machines that SkyPilot brings up", operator)
+        return
+    if asks_for_machines(config.compute) and not config.compute.local:
+        why = f"the stack {client.active_stack_model.name} has no step operator" if trains else "nothing is trained"
+        log.info("compute: what it says of machines is ignored (%s); the workers run here", why)
+    refuse_missing(config)
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -108,7 +126,7 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
     cached = steps["train_model" if trained else "evaluate_model"].status == "cached"
     text = summary(
         metrics=metrics["splits"]["test"],
-        training={**result, "cost": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
+        training={**result, "cost_line": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
         model_path=place,
         dashboard=get_run_url(run),
         cached=cached,

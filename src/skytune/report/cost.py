@@ -1,8 +1,9 @@
 """What a run costs: the seconds of every attempt times the price that was paid for them. An unknown price stays
 unknown ("n/a"), it never becomes 0.
 
-Attempts come from the launcher that brought the machines (`attempts.json` in the job directory: one object an attempt,
-see `Attempt`); on a machine that was there anyway from what the run itself wrote down (`spent` in `result.json`), at
+Attempts come from the launcher that brought the machines (`outputs/cost.json` in the job directory: under `attempts`
+one object each with `machine`, `nodes`, `hourly_usd` of all of them together, `phases` in seconds, and how it `ended`);
+on a machine that was there anyway from what the run itself wrote down (`spent` in `result.json`), at
 `compute.usd_per_hour`.
 """
 
@@ -14,8 +15,11 @@ from typing import Any
 from ..job import read_json
 from . import text
 
-ATTEMPTS = "attempts.json"
-"""In the job directory: a list of attempts as plain values, written by a launcher that brings machines."""
+RECORD = "cost.json"
+"""In a job's outputs, written by a launcher that brings machines."""
+
+NO_MACHINE = "no machine"
+"""How an attempt ended that got none: nothing was paid."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Attempt:
 
     machines: int = 1
     machine: str = "this machine"
-    spot: bool = False
+    """For people."""
 
     ended: str = ""
     """`completed`, `preempted`, `failed`, ..."""
@@ -101,19 +105,22 @@ class Cost:
         return {f"cost/{key}": value for key, value in values.items() if value is not None}
 
     def line(self) -> str:
-        """Return one line for a person: `$0.90: 45 min 00 s in 2 attempts on g5.xlarge (spot) at $1.20 an hour`."""
+        """Return one line for a person: `$0.90: 45 min 00 s in 2 attempts on g5.xlarge at $1.20 an hour`."""
         if not self.attempts:
             return f"{text.MISSING} (nothing was measured)"
         last = self.attempts[-1]
         count = f" in {len(self.attempts)} attempts" if len(self.attempts) > 1 else ""
-        where = f" on {last.machines} x {last.machine}" if last.machines > 1 else f" on {last.machine}"
-        spot = " (spot)" if last.spot else ""
-        span = f"{text.duration(self.seconds)}{count}{where}{spot}"
+        several = f"{last.machines} x " if last.machines > 1 and not last.machine.startswith(f"{last.machines}") else ""
+        span = f"{text.duration(self.seconds)}{count} on {several}{last.machine}"
         if self.usd is None:
             own = " (compute.usd_per_hour tells what this machine costs)" if last.machine == "this machine" else ""
             return f"{text.MISSING}, no price known: {span}{own}"
         prices = {attempt.usd_per_hour for attempt in self.attempts}
-        price = f"at {dollars(last.usd_per_hour)} an hour" if len(prices) == 1 else "at the price of each attempt"
+        price = (
+            f"at {dollars(last.usd_per_hour)} an hour{' each' if several else ''}"
+            if len(prices) == 1
+            else "at the price of each attempt"
+        )
         return f"{dollars(self.usd)}: {span} {price}" + (f" ({last.source})" if last.source else "")
 
 
@@ -132,11 +139,22 @@ def recorded(run_folder: str | Path | None) -> list[Attempt]:
     Raises:
         UserError: the file is not JSON.
     """
-    path = Path(run_folder) / ATTEMPTS if run_folder else None
-    if path is None or not path.is_file():
-        return []
-    known = set(Attempt.__dataclass_fields__)
-    return [Attempt(**{key: value for key, value in entry.items() if key in known}) for entry in read_json(path)]
+    path = Path(run_folder) / "outputs" / RECORD if run_folder else None
+    return _attempts(read_json(path)) if path is not None and path.is_file() else []
+
+
+def _attempts(record: Any) -> list[Attempt]:
+    entries = record.get("attempts") if isinstance(record, Mapping) else None
+    return [_attempt(entry) for entry in entries or []]
+
+
+def _attempt(entry: Mapping[str, Any]) -> Attempt:
+    nodes, hourly, ended = int(entry.get("nodes") or 1), entry.get("hourly_usd"), str(entry.get("ended") or "")
+    if ended == NO_MACHINE:
+        hourly = 0.0
+    each = None if hourly is None else hourly / nodes
+    machine = str(entry.get("machine") or "a machine")
+    return Attempt(dict(entry.get("phases") or {}), each, nodes, machine, ended=ended, source="SkyPilot")
 
 
 def cost_of(result: Mapping[str, Any], usd_per_hour: float | None = None) -> Cost:
@@ -145,7 +163,7 @@ def cost_of(result: Mapping[str, Any], usd_per_hour: float | None = None) -> Cos
     Args:
         usd_per_hour: price of the machine, where no launcher has recorded what it paid.
     """
-    attempts = recorded(result.get("run_folder"))
+    attempts = _attempts(result.get("cost")) or recorded(result.get("run_folder"))
     if attempts:
         return Cost(attempts)
     phases = {key: float(value) for key, value in (result.get("phases") or {}).items() if text.is_number(value)}

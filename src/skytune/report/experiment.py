@@ -46,11 +46,12 @@ def build_experiment_page(
         title=name,
         note=note,
         subtitle=_subtitle(rows, design),
-        cards=_cards(rows, varying(found)),
+        cards=_cards(rows, varying(found), max(len(rows), len(planned))),
         told=sentences(found),
         most=MOST_SENTENCES,
         charts=_charts(varying(found), models, rows),
         factors=factors,
+        batches="batch" not in factors or str(design.get("held")) == "per_device_batch",
         table=[_line(group, factors) for group in found],
         priced=any(group.values["usd_total"] for group in found),
         seeds=len(design.get("seeds") or [1]),
@@ -72,12 +73,17 @@ def _subtitle(rows: Sequence[Row], design: Mapping[str, Any]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _cards(rows: Sequence[Row], found: Sequence[Group]) -> list[dict[str, str]]:
+def _cards(rows: Sequence[Row], found: Sequence[Group], cells: int) -> list[dict[str, str]]:
     done = [row for row in rows if row.get("status") == "done"]
     failed = sum(row.get("status") == "failed" for row in rows)
     stopped = sum(row.get("status") == "stopped" for row in rows)
-    others = [f"{failed} failed" if failed else "", f"{stopped} stopped by the budget" if stopped else ""]
-    cards = [{"name": "cells done", "value": f"{len(done)} of {len(rows)}",
+    missing = cells - len(rows)
+    others = [
+        f"{missing} did not run" if missing else "",
+        f"{failed} failed" if failed else "",
+        f"{stopped} stopped by the budget" if stopped else "",
+    ]
+    cards = [{"name": "cells done", "value": f"{len(done)} of {cells}",
               "note": ", ".join(part for part in others if part) or "none failed"}]  # fmt: skip
     usd = [row["usd_total"] for row in rows if row.get("usd_total") is not None]
     unknown = sum(row.get("usd_total") is None for row in rows)

@@ -91,8 +91,19 @@ def run_facts(training: dict[str, Any]) -> list[tuple[str, str]]:
             "peak memory",
             None if training.get("peak_memory_bytes") is None else text.size(training["peak_memory_bytes"]),
         ),
+        ("machines", _machines(training.get("cost"))),
     ]
     return [(name, str(value)) for name, value in rows if value is not None]
+
+
+def _machines(cost: dict[str, Any] | None) -> str | None:
+    """Return what rented machines cost, and how many were lost; None where none were."""
+    if not cost:
+        return None
+    attempts = cost["attempts"]
+    lost = "" if len(attempts) < 2 else f", of which {len(attempts) - 1} attempts were lost"
+    money = "price n/a" if cost["usd"] is None else f"about ${cost['usd']:.2f}"
+    return f"{attempts[-1]['machine']}; {money} in all{lost}"
 
 
 def phase_shares(training: dict[str, Any]) -> list[dict[str, Any]]:

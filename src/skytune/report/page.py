@@ -23,7 +23,7 @@ def build_report(*, title: str, training: dict[str, Any], history: list[dict[str
 
     Args:
         title: heading; any text, as every other value here: all of it is escaped.
-        training: `outputs/result.json`, and `cost` as a line; empty where nothing was trained.
+        training: `outputs/result.json`, and `cost_line`; empty where nothing was trained.
         history: records of `history.jsonl`; empty where nothing was trained.
         evaluations: what `evaluate_split` returned, by split; `test` gives the headline, else the first.
         config: the run's configuration as plain values.
@@ -50,7 +50,7 @@ def build_report(*, title: str, training: dict[str, Any], history: list[dict[str
         charts=_charts(history, training),
         facts=run_facts(training),
         phases=phase_shares(training),
-        cost=training.get("cost") or "n/a (no price known)",
+        cost=training.get("cost_line") or "n/a (no price known)",
         notes=flat(data_notes),
         settings=key_settings(config),
         config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100) if config else "",

@@ -79,7 +79,7 @@ def score(
     trained = config.pipeline is Pipeline.training
     page = build_report(
         title=result.get("run_key", config.name or "evaluation"),
-        training={**result, "cost": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
+        training={**result, "cost_line": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
         history=report.get("history", []),
         evaluations=found,
         config=to_dict(config),

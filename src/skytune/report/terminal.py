@@ -18,7 +18,7 @@ def summary(*, metrics: dict[str, Any], training: dict[str, Any], model_path: st
 
     Args:
         metrics: of the held-out test split: `accuracy`, `f1`, `n_rows` and any others.
-        training: `outputs/result.json`, and `cost` as a line; empty where nothing was trained.
+        training: `outputs/result.json`, and `cost_line`; empty where nothing was trained.
         model_path: folder that `transformers.pipeline` loads, unless the network is the user's own.
         dashboard: address of this run, None where no dashboard is connected.
         cached: nothing was computed again.
@@ -31,8 +31,8 @@ def summary(*, metrics: dict[str, Any], training: dict[str, Any], model_path: st
     facts = [("test", _scores(metrics))]
     if training:
         facts.append(("training", _training(training, cached)))
-        if training.get("cost"):
-            facts.append(("cost", str(training["cost"]).split(" ")))
+        if training.get("cost_line"):
+            facts.append(("cost", str(training["cost_line"]).split(" ")))
     elif cached:
         reused = ["reused from an earlier run with the same inputs", "(cache=false computes them again)"]
         facts.append(("scores", reused))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import UserError
-from ..launch.follow import records
+from . import skypilot
 
 if TYPE_CHECKING:
     from zenml.client import Client
@@ -64,7 +64,7 @@ def connect() -> "Client":
 
             client = Client()
             _ = client.zen_store
-            _ = client.active_stack_model
+            stack = client.active_stack_model
             if fresh and os.environ["ZENML_ANALYTICS_OPT_IN"] == "false":
                 GlobalConfiguration().analytics_opt_in = False  # for the user's own `zenml` commands too
                 _skip_questions(client)
@@ -86,6 +86,7 @@ def connect() -> "Client":
 
     _keep_worker_lines()
     integration_registry.activate_integrations = lambda: None
+    skypilot.use_role(stack.name, stack.labels)
     return client
 
 
@@ -101,5 +102,6 @@ def _keep_worker_lines() -> None:
     """Have ZenML keep the workers' log lines in the step's log, which the dashboard shows."""
     from zenml.logger import ZenMLLoggingHandler
 
+    records = logging.getLogger("skytune.workers")  # `launch.follow.records`; importing launchers takes a second
     if not records.handlers:
         records.addHandler(ZenMLLoggingHandler())

@@ -11,6 +11,7 @@ from .. import models
 from ..config import Pipeline, RunConfig, to_dict
 from ..data import fingerprint as data_fingerprint
 from ..launch import checkpoint_hash, decisive
+from ..stacks.flavor import operator_of
 from .context import EXTRA
 from .fingerprints import fingerprints
 
@@ -18,6 +19,14 @@ from .fingerprints import fingerprints
 def on(step: Any, config: RunConfig) -> Any:
     """Return the step with the whole configuration where the cache does not look, and caching as configured."""
     return step.with_options(extra={EXTRA: to_dict(config)}, enable_cache=config.cache)
+
+
+def elsewhere(step: Any, config: RunConfig) -> Any:
+    """Return the step with the stack's step operator, where the stack has one and the run wants it."""
+    from zenml.client import Client
+
+    operator = operator_of(Client(), config.compute)
+    return step.with_options(step_operator=operator) if operator else step
 
 
 def for_load_data(config: RunConfig) -> dict[str, Any]:

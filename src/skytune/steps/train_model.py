@@ -26,14 +26,16 @@ def train_model(
     Annotated[dict[str, Any], "training_report"],
 ]:
     """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
-    from ..launch import read_predictions, train
+    from ..launch import SkyPilotLauncher, read_predictions, train
     from ..report.cost import cost_of
     from ..training.tracking import last_values
 
     log.info("train_model: starting the worker processes")
     sets = named_sets(validation_dataset)
     config = whole_config()
-    done = train(config, train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints)
+    # A step operator says where the workers run; without one, here.
+    launcher = SkyPilotLauncher.of_environment()
+    done = train(config, train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints, launcher)
     report = {"result": done.result, "history": done.history, "data": input_metadata("train_dataset", "data")}
     numbers = {key: value for key, value in done.result.items() if isinstance(value, (int, float, str))}
     best = {f"best/{key}": value for key, value in (done.result.get("best") or {}).items()}

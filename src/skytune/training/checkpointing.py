@@ -235,8 +235,11 @@ class Checkpoints(Callback):
         return model if self.snapshot.ema is None else model.under(open_tensors(found, "ema"))
 
     def finish(self) -> None:
-        """Mark the run as finished; the run folder's own checkpoints have done their work and go."""
-        if not self.world.main:
+        """Mark the run as finished; the run folder's own checkpoints have done their work and go.
+
+        Where something could not be saved, neither: the same command goes on from what was.
+        """
+        if not self.world.main or self.failure:
             return
         try:
             self.store.guard(True)

@@ -36,13 +36,13 @@ class Notice:
         self.reason = ""
 
     def listen(self) -> None:
-        """Begin to listen for signals and, on rank 0 of an EC2 machine, for the notice of an interruption."""
+        """Begin to listen for signals and, in one process of every EC2 machine, for the notice of an interruption."""
         for number in SIGNALS:
             signal.signal(number, self._signalled)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher starts processes with SIGUSR1 held back
         self.peers.watch()
         endpoint = os.environ.get("SKYTUNE_IMDS") or ("http://169.254.169.254" if _on_ec2() else "")
-        if endpoint and self.rank == 0:
+        if endpoint and os.environ.get("LOCAL_RANK", "0") == "0":  # each machine may be taken away alone
             threading.Thread(target=self._poll, args=(endpoint,), daemon=True, name="spot-notice").start()
 
     def given(self) -> bool:

@@ -1,0 +1,13 @@
+"""Worker processes on machines that SkyPilot brings up for them, and takes away again whatever happened.
+
+    machine   which machines are meant          upload   what is sent there         scripts   what is run there
+    node      on every machine: torchrun        cluster  SkyPilot's SDK             attempt   a job followed to its end
+    verdict   what its end means                cost     seconds and dollars        waiting   while signals are heard
+
+SkyPilot is imported inside functions only: nobody pays for it on a local run.
+"""
+
+from .launcher import SkyPilotLauncher
+from .machine import VARIABLE, asks_for_machines, merged
+
+__all__ = ["VARIABLE", "SkyPilotLauncher", "asks_for_machines", "merged"]

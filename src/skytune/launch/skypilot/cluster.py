@@ -1,0 +1,236 @@
+"""One SkyPilot cluster: the few requests that the launcher makes, each within a time, its answers in plain values."""
+
+import io
+import logging
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .scripts import JOB
+from .waiting import Pending
+
+log = logging.getLogger(__name__)
+
+Tick = Callable[[], None]
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
+QUICK_SECONDS = 90.0
+"""How long a question about a cluster may take."""
+
+TRANSFER_SECONDS = 1800.0
+DOWN_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The machine that SkyPilot would take first."""
+
+    cloud: str
+    instance_type: str
+    region: str
+    use_spot: bool
+    gpus: int
+    """On every machine."""
+
+    hourly_usd: float | None
+    """Of one machine; None where SkyPilot's catalog does not say it."""
+
+    @classmethod
+    def of(cls, found: Any) -> "Plan":
+        """Read SkyPilot's `Resources` of one certain machine."""
+        return cls(
+            cloud=str(found.cloud), instance_type=str(found.instance_type), region=str(found.region or "any region"),
+            use_spot=bool(found.use_spot), gpus=int(sum((found.accelerators or {}).values())), hourly_usd=_price(found),
+        )  # fmt: skip
+
+    def describe(self, nodes: int) -> str:
+        """Return e.g. `2 x g5.12xlarge (spot, AWS us-east-1), $4.60 an hour`."""
+        market = "spot" if self.use_spot else "on demand"
+        many = f"{nodes} x " if nodes > 1 else ""
+        price = "price n/a" if self.hourly_usd is None else f"${self.hourly_usd * nodes:.2f} an hour"
+        return f"{many}{self.instance_type} ({market}, {self.cloud} {self.region}), {price}"
+
+
+def _price(found: Any) -> float | None:
+    try:
+        price = float(found.get_cost(3600))
+    except Exception as error:
+        log.debug("no price: %s", error)
+        return None
+    return price if math.isfinite(price) and price > 0 else None
+
+
+class Lines(io.TextIOBase):
+    """A stream for SkyPilot to write to: whole lines without colours go to a function and into a file."""
+
+    def __init__(self, show: Callable[[str], None], record: Path) -> None:
+        self.show, self.record, self.rest = show, record, ""
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Take a piece of text."""
+        *lines, self.rest = (self.rest + text).split("\n")
+        if lines:
+            with self.record.open("a", encoding="utf-8") as file:
+                for line in lines:
+                    clean = ANSI.sub("", line).rstrip()
+                    file.write(clean + "\n")
+                    self.show(clean)
+        return len(text)
+
+
+class Cluster:
+    """A cluster by name, whether it is there or not."""
+
+    def __init__(self, name: str, record: Path) -> None:
+        self.name, self.record = name, record
+        self._request: Any = None
+        self._known: Any = None
+        """SkyPilot's handle of the machines, once there is one: their addresses do not change."""
+
+    def plan(self, task: dict[str, Any], tick: Tick) -> Plan:
+        """Ask SkyPilot which machine it would take first; nothing is launched."""
+        import sky
+        from sky.optimizer import Optimizer
+
+        def ask() -> Plan:
+            with sky.Dag() as dag:
+                dag.add(sky.Task.from_yaml_config(dict(task)))
+            sky.get(sky.optimize(dag))  # the server knows which clouds there are, but does not say what it chose
+            return Plan.of(Optimizer.optimize(dag, quiet=True).tasks[0].best_resources)
+
+        return Pending(ask, "sky optimize").wait(tick, 10 * QUICK_SECONDS)
+
+    def launch(self, task: dict[str, Any], idle_minutes: int, show: Callable[[str], None], tick: Tick) -> int:
+        """Bring machines up, send the files, submit the job; return its number."""
+        import sky
+
+        def ask() -> int:
+            made = sky.Task.from_yaml_config(dict(task))
+            self._request = sky.launch(
+                made, cluster_name=self.name, idle_minutes_to_autostop=idle_minutes, down=True
+            )  # fmt: skip
+            job, self._known = sky.stream_and_get(self._request, output_stream=Lines(show, self.record))
+            return int(job)
+
+        return Pending(ask, "sky launch").wait(tick)
+
+    def give_up_launch(self) -> None:
+        """Have SkyPilot's server stop bringing machines up, which it goes on to do without us."""
+        import sky
+
+        if self._request is not None:
+            asked = Pending(lambda: sky.get(sky.api_cancel(self._request, silent=True)), "sky api cancel")
+            try:
+                asked.wait(seconds=QUICK_SECONDS)
+            except Exception as error:
+                log.debug("cancelling the launch: %s", error)
+
+    def job_status(self, job: int, tick: Tick) -> str:
+        """Return SkyPilot's word for what the job does: SETTING_UP, RUNNING, SUCCEEDED, FAILED, ..."""
+        import sky
+
+        found = Pending(lambda: sky.get(sky.job_status(self.name, [job])), "sky job status").wait(tick, QUICK_SECONDS)
+        status = found.get(job)
+        return "GONE" if status is None else str(status.value)
+
+    def last_job(self, tick: Tick) -> tuple[int | None, bool]:
+        """Return (number of the newest job on a cluster that is there, whether it runs or has succeeded).
+
+        (None, False): there is no cluster. (0, False): there is one, but no such job.
+        """
+        import sky
+
+        state = self.state(tick)
+        if state == "GONE":
+            return None, False
+        if state != "UP":
+            return 0, False
+        jobs = Pending(lambda: sky.get(sky.queue(self.name)), "sky queue").wait(tick, QUICK_SECONDS)
+        newest = max(jobs, key=lambda each: int(each["job_id"]), default=None)
+        if newest is None:
+            return 0, False
+        status = newest["status"]
+        return int(newest["job_id"]), status.value == "SUCCEEDED" or not status.is_terminal()
+
+    def autodown(self, minutes: int) -> None:
+        """Have the machines take themselves down when they were idle for so long."""
+        import sky
+
+        Pending(lambda: sky.get(sky.autostop(self.name, minutes, down=True)), "sky autostop").wait(
+            seconds=QUICK_SECONDS
+        )
+
+    def state(self, tick: Tick | None = None) -> str:
+        """Return UP, INIT (part of it is missing), STOPPED or GONE, asked anew of the cloud."""
+        import sky
+
+        mode = sky.StatusRefreshMode.FORCE
+        found = Pending(lambda: sky.get(sky.status([self.name], refresh=mode)), "sky status").wait(tick, QUICK_SECONDS)
+        return str(found[0]["status"].value) if found else "GONE"
+
+    def launched(self, tick: Tick) -> Plan | None:
+        """Return the machine that was really launched; None if SkyPilot does not know the cluster."""
+        handle = self._handle(tick)
+        return None if handle is None else Plan.of(handle.launched_resources)
+
+    def tail(self, job: int, show: Callable[[str], None]) -> Pending[Any]:
+        """Begin to show the job's log; return the pending call."""
+        import sky
+
+        stream = Lines(show, self.record)
+        return Pending(lambda: sky.tail_logs(self.name, job, follow=True, output_stream=stream), "sky logs")
+
+    def down(self) -> None:
+        """Take all machines down."""
+        import sky
+
+        try:
+            Pending(lambda: sky.get(sky.down(self.name)), "sky down").wait(seconds=DOWN_SECONDS)
+        except sky.exceptions.ClusterDoesNotExist:
+            pass
+
+    # The machines themselves, by SkyPilot's own ssh.
+
+    def touch(self, name: str, tick: Tick) -> None:
+        """Make an empty file in the job directory of every machine."""
+        for runner in self._runners(tick):
+            touch = partial(runner.run, f"touch {JOB}/{name}", stream_logs=False, connect_timeout=30)
+            Pending(touch, "ssh").wait(tick, QUICK_SECONDS)
+
+    def fetch(self, names: list[str], root: Path, tick: Tick, nodes: slice = slice(0, 1)) -> None:
+        """Copy files and folders of the job directory from machines into `root`; one that is not there is left out."""
+        for runner in self._runners(tick)[nodes]:
+            for name in names:
+                target = root / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if runner.run(f"test -e {JOB}/{name}", stream_logs=False, connect_timeout=30) == 0:
+                    Pending(partial(_down, runner, name, target), "rsync").wait(tick, TRANSFER_SECONDS)
+
+    def _runners(self, tick: Tick) -> list[Any]:
+        handle = self._handle(tick)
+        return [] if handle is None else list(handle.get_command_runners())
+
+    def _handle(self, tick: Tick) -> Any:
+        import sky
+
+        if self._known is None:
+            found = Pending(lambda: sky.get(sky.status([self.name])), "sky status").wait(tick, QUICK_SECONDS)
+            self._known = found[0]["handle"] if found else None
+        return self._known
+
+
+def _down(runner: Any, name: str, target: Path) -> None:
+    """Copy one thing from a machine; what is there already is compared first (rsync)."""
+    folder = "." not in target.name
+    if folder:
+        target.mkdir(parents=True, exist_ok=True)
+    slash = "/" if folder else ""
+    runner.rsync(f"{JOB}/{name}{slash}", f"{target}{slash}", up=False, stream_logs=False)

@@ -1,0 +1,102 @@
+"""What a run on rented machines took: seconds by phase and dollars, those of lost attempts included."""
+
+import re
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PHASES = ("provision_s", "setup_s", "job_s", "collect_s", "down_s")
+"""Bringing machines up and sending the files; installing; the job itself; fetching results; taking machines down."""
+
+
+class Clock:
+    """Seconds by phase; one phase runs at a time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._phase, self._since = "", time.monotonic()
+
+    def enter(self, phase: str) -> None:
+        """End the phase that runs and begin another ("" for none)."""
+        now = time.monotonic()
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+
+    @property
+    def phase(self) -> str:
+        """The phase that runs."""
+        return self._phase
+
+    @property
+    def total(self) -> float:
+        """Seconds of all phases that have ended."""
+        return sum(self.seconds.values())
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """One time that machines were brought up for the run."""
+
+    machine: str
+    """For people."""
+
+    nodes: int
+    hourly_usd: float | None
+    """Of all machines together; None where SkyPilot does not know the price."""
+
+    ended: str = ""
+    """How: done, preempted, lost, failed, stopped, no machine."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds."""
+
+    @property
+    def usd(self) -> float | None:
+        """Dollars from the first request to the last machine's end: a little more than the cloud will ask for, since
+        machines begin to cost only when they run. None where the price is unknown."""
+        if self.ended == "no machine":
+            return 0.0
+        return None if self.hourly_usd is None else sum(self.phases.values()) / 3600 * self.hourly_usd
+
+    def paid(self) -> dict[str, Any]:
+        """Return it as an entry of the job directory's `attempts.json`, which the report reads."""
+        nobody = self.ended == "no machine"
+        one = re.sub(r"^\d+ x |, (\$[\d.]+ an hour|price n/a)$", "", self.machine)  # count and price are told apart
+        return {
+            "phases": {} if nobody else self.phases,
+            "usd_per_hour": 0.0 if nobody else None if self.hourly_usd is None else self.hourly_usd / self.nodes,
+            "machines": self.nodes, "machine": one, "ended": self.ended, "source": "SkyPilot's catalog",
+        }  # fmt: skip
+
+
+def report(attempts: list[Attempt]) -> dict[str, Any]:
+    """Return what goes into `result.json`: dollars, seconds by phase of the last attempt and of those that were lost.
+
+    A price that is not known for every attempt makes the sum None, never too small a number.
+    """
+    known = [attempt.usd for attempt in attempts]
+    usd = None if not attempts or None in known else round(sum(value for value in known if value is not None), 4)
+    last = attempts[-1].phases if attempts else {}
+    phases = {name: round(last.get(name, 0.0), 1) for name in PHASES}
+    phases["lost_s"] = round(sum(sum(attempt.phases.values()) for attempt in attempts[:-1]), 1)
+    listed = [
+        {**asdict(attempt), "usd": None if attempt.usd is None else round(attempt.usd, 4),
+         "phases": {name: round(value, 1) for name, value in attempt.phases.items()}}
+        for attempt in attempts
+    ]  # fmt: skip
+    return {"usd": usd, "phases": phases, "attempts": listed}
+
+
+def dollars(usd: float) -> str:
+    """Return an amount with cents, or with two digits that say something where it is less than a cent."""
+    return f"${usd:.2f}" if usd >= 0.1 or not usd else f"${usd:.2g}"
+
+
+def line(attempts: list[Attempt]) -> str:
+    """Return the cost as one line for the terminal."""
+    found = report(attempts)
+    parts = [f"{name.removesuffix('_s')} {value:.0f} s" for name, value in found["phases"].items() if value]
+    many = f"{len(attempts)} attempts" if len(attempts) != 1 else "1 attempt"
+    money = "n/a (SkyPilot knows no price)" if found["usd"] is None else f"about {dollars(found['usd'])}"
+    return f"cost: {money}, {many}: {', '.join(parts)}"

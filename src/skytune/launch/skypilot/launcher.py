@@ -1,0 +1,84 @@
+"""The launcher as the rest of the project sees it."""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from ...config import ComputeConfig, RunConfig, UserError
+from ...job import JobDir
+from ...training.preemption import FLAG_FILE
+from ..stopping import Stopping
+from .attempts import Attempts
+from .cost import Attempt, line, report
+from .machine import VARIABLE, merged
+from .words import require
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_SECONDS = 60.0
+"""What a stop takes on top of `launch.stop_seconds` where the workers are on other machines."""
+
+
+class SkyPilotLauncher:
+    """Brings machines up with SkyPilot for one job."""
+
+    def __init__(self, stack: Mapping[str, Any] | None = None) -> None:
+        """Begin.
+
+        Args:
+            stack: what the stack was registered with: keys of `compute`.
+        """
+        self.stack = dict(stack or {})
+
+    @classmethod
+    def of_environment(cls) -> "SkyPilotLauncher | None":
+        """Return the launcher that a step operator asks for; None where there is none."""
+        said = os.environ.get(VARIABLE)
+        return cls(json.loads(said)) if said else None
+
+    def run(self, job: JobDir, compute: ComputeConfig) -> None:
+        """See `Launcher`.
+
+        Raises:
+            Preempted: a signal stopped the run, or machines were taken away more often than it may begin again.
+            UserError: no machine could be had, one is too dear, credentials; or one was left running, with its name.
+        """
+        require()
+        config = job.read_job().config
+        compute = merged(self.stack, compute)
+        _refuse_local_store(config)
+        shutil.rmtree(job.root / "upload", ignore_errors=True)
+        job.logs.mkdir(parents=True, exist_ok=True)
+        with Stopping(job.root / FLAG_FILE, config.launch.stop_seconds + STOP_GRACE_SECONDS) as stopping:
+            running = Attempts(job, config, compute, stopping)
+            try:
+                running.to_the_end()
+            finally:
+                shutil.rmtree(job.root / "upload", ignore_errors=True)
+                if running.made:
+                    _tell_cost(job, running.made)
+
+
+def _refuse_local_store(config: RunConfig) -> None:
+    store = config.checkpoint.store
+    if store and ("://" not in store or store.startswith(("file://", "memory://"))):
+        raise UserError(
+            f"checkpoint.store={store}: is on this machine, the workers run on others; give a URL "
+            "(s3://bucket/folder), or null, which copies the checkpoints here while training runs"
+        )
+
+
+def _tell_cost(job: JobDir, attempts: list[Attempt]) -> None:
+    """Say what the machines took, and add it to the job's result: the step hands it to report and metadata."""
+    log.info("%s", line(attempts))
+    result, found = job.read_result(), report(attempts)
+    if result is not None:
+        phases = {name: value for name, value in found["phases"].items() if name != "job_s"}
+        spent = {"cost_usd": "n/a" if found["usd"] is None else found["usd"], "machine_attempts": len(attempts)}
+        job.write_result({**result, **spent, "cost": found, "phases": {**phases, **(result.get("phases") or {})}})
+    (job.outputs / "cost.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    paid = [attempt.paid() for attempt in attempts]
+    (job.root / "attempts.json").write_text(json.dumps(paid, indent=1), encoding="utf-8")  # for `report.cost`

@@ -1,0 +1,125 @@
+"""On every machine that SkyPilot brings up: torchrun with the right ranks, within a time, and an end that says why.
+
+    python start.py skytune.launch.skypilot.node JOBDIR
+
+It reads SkyPilot's variables (SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS) and the launcher's (`scripts.environment`). A
+machine that is not what was asked for (GPUs missing, a driver too old for torch) ends the job before data is loaded.
+"""
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+from ...config import UserError
+from ...job import JobDir, RankError
+from ..local import environment
+from ..processes import START, end_group
+from .machine import node_addresses
+
+PORT = 29517
+"""Where rank 0 waits for the others; nothing else runs on the machine."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run this machine's part of the job; return the exit code."""
+    (folder,) = sys.argv[1:] if argv is None else argv
+    job, node = JobDir(folder), int(os.environ.get("SKYPILOT_NODE_RANK", "0"))
+    each = int(os.environ.get("SKYTUNE_PROCESSES_EACH", "1"))
+    try:
+        check_gpus(int(os.environ.get("SKYTUNE_GPUS_EACH", "0")))
+        return _run(job, node, each)
+    except UserError as error:
+        print(f"error: {error}", flush=True)
+        record = RankError(type="UserError", message=str(error), user=True, time=time.time())
+        job.write_error(node * each, record)
+        return 1
+
+
+def torchrun(job: JobDir, node: int, addresses: list[str], each: int) -> list[str]:
+    """Return the command that starts the workers of one machine."""
+    words = [sys.executable, "-m", "torch.distributed.run"]
+    words += ["--nnodes", str(len(addresses)), "--node-rank", str(node), "--nproc-per-node", str(each)]
+    words += ["--master-addr", addresses[0], "--master-port", str(PORT), "--max-restarts", "0"]
+    return [*words, str(START), "skytune.training.worker", str(job.root)]
+
+
+def check_gpus(wanted: int) -> None:
+    """Refuse a machine that lacks GPUs, or whose driver torch cannot use.
+
+    Raises:
+        UserError: with what was found and the way out.
+    """
+    if not wanted:
+        return
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found >= wanted:
+        return
+    driver, supported = _driver()
+    needed = torch.version.cuda
+    if supported and needed and _version(supported) < _version(needed):
+        raise UserError(
+            f"this machine's driver ({driver}) is for CUDA {supported}, torch {torch.__version__} needs {needed}: "
+            "compute.image_id chooses an image with a newer driver"
+        )
+    raise UserError(
+        f"{wanted} GPUs were asked for on every machine, torch finds {found}"
+        + (f" (driver {driver})" if driver else " (no NVIDIA driver answers there)")
+        + ": compute.image_id chooses another image, compute.instance_type another machine"
+    )
+
+
+def _driver() -> tuple[str, str]:
+    """Return (driver version, newest CUDA it is for); empty where none answers."""
+    try:
+        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return "", ""
+    driver, cuda = re.search(r"Driver Version: ([\d.]+)", said), re.search(r"CUDA Version: ([\d.]+)", said)
+    return (driver[1] if driver else ""), (cuda[1] if cuda else "")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+def _run(job: JobDir, node: int, each: int) -> int:
+    addresses = node_addresses() or ["127.0.0.1"]
+    launch = job.read_job().config.launch
+    asked = len(addresses) * each
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    env = environment(asked, launch.threads or max(1, cores // each), launch.stop_seconds)
+    env["SKYTUNE_PROGRESS"] = "lines"
+    job.logs.mkdir(parents=True, exist_ok=True)
+    child = subprocess.Popen(
+        torchrun(job, node, addresses, each), env=env, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        if child.poll() is None:
+            os.killpg(child.pid, number)
+
+    signal.signal(signal.SIGTERM, hand_on)
+    limit = float(os.environ.get("SKYTUNE_MAX_SECONDS") or math.inf)
+    try:
+        code = child.wait(None if math.isinf(limit) else limit)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"ended after compute.max_hours={limit / 3600:g}, which the job may take at most; its checkpoints are kept"
+        ) from None
+    finally:
+        end_group(child, launch.stop_seconds)
+    if code == 0 and node == 0 and job.read_result() is None:
+        print("error: the workers ended without a result", flush=True)
+        return 1
+    return 0 if code == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Copies that SkyPilot's server on this machine keeps of what it was asked: those with our secrets are deleted.
+
+It writes every task into `~/.sky/api_server/clients/*/tasks/` and every request into a database beside it, secrets
+included, and keeps both for good. What its own logs and cluster records show is redacted by SkyPilot. On the machines
+the job's script holds the secrets; it goes with their disks.
+"""
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+from ...config.secrets import SHORTEST, VARIABLE, vault
+
+log = logging.getLogger(__name__)
+
+SERVER = Path("~/.sky/api_server")
+
+
+def values_of(hidden: dict[str, str]) -> set[str]:
+    """Return the secrets themselves, of variables that hold one or (the vault) many."""
+    found = {value for name, value in hidden.items() if name != VARIABLE}
+    found |= {str(value) for value in vault().values()}
+    return {value for value in found if len(value) >= SHORTEST}
+
+
+def forget(secrets: Iterable[str], server: Path | None = None) -> int:
+    """Delete task files and finished requests that hold a secret; return how many.
+
+    Args:
+        secrets: the values.
+        server: the folder of SkyPilot's server, where it is not the usual one.
+    """
+    folder, count = (server or SERVER).expanduser(), 0
+    # As they stand in YAML and in JSON.
+    texts = {text for value in secrets for text in (value, json.dumps(value)[1:-1])}
+    if not texts:
+        return 0
+    for file in folder.glob("clients/*/tasks/*.yaml"):
+        try:
+            content = file.read_text(encoding="utf-8", errors="replace")
+            if any(text in content for text in texts):
+                file.unlink()
+                count += 1
+        except OSError as error:
+            log.debug("%s: %s", file, error)
+    database = folder / "requests.db"
+    if not database.is_file():
+        return count
+    try:
+        with closing(sqlite3.connect(database, timeout=30.0)) as connection:
+            connection.execute("PRAGMA secure_delete = ON")
+            for text in texts:
+                gone = connection.execute(
+                    "DELETE FROM requests WHERE finished_at IS NOT NULL AND instr(request_body, ?) > 0", (text,)
+                )
+                count += gone.rowcount
+            connection.commit()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except sqlite3.Error as error:
+        log.warning("secrets may be left in %s, where SkyPilot's server keeps its requests: %s", database, error)
+    return count

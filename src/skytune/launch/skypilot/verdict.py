@@ -1,0 +1,58 @@
+"""What the end of a job means: done, to be tried again on other machines, or failed for a reason of its own."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ...job import RankError
+
+ENDED = ("SUCCEEDED", "FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED")
+"""SkyPilot's words for a job that has ended."""
+
+
+class Verdict(Enum):
+    """What to do next."""
+
+    done = "done"
+    preempted = "preempted"
+    """The machine was told that it is taken away, and the job has saved."""
+    lost = "lost"
+    """A machine is gone, or does not answer."""
+    failed = "failed"
+
+    @property
+    def again(self) -> bool:
+        """Whether the same on other machines may come to an end."""
+        return self in (Verdict.preempted, Verdict.lost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """What is known when a job has ended, or is not heard of any more."""
+
+    job: str
+    """SkyPilot's word, or LOST."""
+
+    cluster: str
+    """UP, INIT, STOPPED or GONE."""
+
+    result: dict[str, Any] | None
+    errors: dict[int, RankError]
+
+
+def verdict(end: End) -> Verdict:
+    """Judge an end.
+
+    SkyPilot's word alone is not enough: a job on a machine that is gone may be called failed, and the workers' own
+    words (a mistake that a person can mend) say more than that a peer vanished.
+    """
+    status = (end.result or {}).get("status")
+    if status == "completed" and (end.job == "SUCCEEDED" or end.cluster != "UP"):
+        return Verdict.done
+    if any(error.user for error in end.errors.values()):
+        return Verdict.failed
+    if status == "preempted":
+        return Verdict.preempted
+    if end.cluster != "UP" or end.job == "LOST":
+        return Verdict.lost
+    return Verdict.failed

@@ -1,0 +1,111 @@
+"""What SkyPilot says, in the words of this project: one line that names the thing and the way out."""
+
+import io
+import logging
+import re
+from typing import Any
+
+from ...config import NotReachable, Preempted, UserError
+from ...job import JobDir
+from .waiting import Pending
+
+log = logging.getLogger(__name__)
+
+PROGRESS = ("Launching", "is up", "Insufficient", "ailed", "Trying", "capacity")
+"""What is worth showing while machines are brought up; all of it is in the run's logs."""
+
+REASONS = re.compile(r"\b(InsufficientInstanceCapacity|VcpuLimitExceeded|MaxSpotInstanceCountExceeded|"
+                     r"UnauthorizedOperation|RequestLimitExceeded|InvalidAMIID\.\w+|Unsupported)\b")  # fmt: skip
+ZONES = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]?\b")
+EXPIRED = re.compile(r"ExpiredToken|RequestExpired|token.{0,40}expired", re.IGNORECASE)
+
+
+RENEW = "the cloud's credentials have expired: renew them (aws sso login, aws configure), then run the command again"
+
+
+def require() -> None:
+    """Make sure that SkyPilot is there.
+
+    Raises:
+        UserError: with the way to install it.
+    """
+    try:
+        import sky  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"SkyPilot is not installed here ({error}): pip install 'skytune[aws]'") from error
+
+
+def no_machine() -> type[Exception]:
+    """Return SkyPilot's class of error for machines that cannot be had."""
+    from sky import exceptions
+
+    found: type[Exception] = exceptions.ResourcesUnavailableError
+    return found
+
+
+def explained(error: Exception, cluster: str) -> UserError:
+    """Return an error of SkyPilot's as one that says what to do."""
+    from sky import exceptions
+
+    text = " ".join(str(error).split())
+    history = [str(each) for each in getattr(error, "failover_history", [])]
+    if EXPIRED.search(" ".join([text, *history])):
+        return UserError(RENEW)
+    if isinstance(error, exceptions.NoCloudAccessError) or "No cloud" in text or "is not enabled" in text:
+        why = _why_no_cloud()
+        if EXPIRED.search(why):
+            return UserError(f"{RENEW} ({why})")
+        return UserError(f"SkyPilot may use no cloud{why and f' ({why})'}: `aws configure` gives credentials for AWS, "
+                         "`sky check` looks at all")  # fmt: skip
+    if isinstance(error, exceptions.ResourcesUnavailableError):
+        return UserError(f"no machine could be had: {reasons(history) or _short(text)}")
+    if isinstance(error, (exceptions.APIVersionMismatchError, exceptions.APINotSupportedError)):
+        return UserError(f"{_short(text)}: `sky api stop`, then `sky api start`, makes SkyPilot's server this version")
+    if isinstance(error, exceptions.ApiServerConnectionError):
+        return NotReachable(f"SkyPilot's server does not answer: `sky api start` starts it ({_short(text)})")
+    if isinstance(error, UserError):
+        return error
+    return UserError(f"cluster {cluster}: {type(error).__name__}: {_short(text)}")
+
+
+def reasons(history: list[str]) -> str:
+    """Return where and why no machine could be had, each once: `us-east-1a: InsufficientInstanceCapacity`."""
+    places: dict[str, list[str]] = {}
+    for text in history:
+        found = REASONS.search(text)
+        reason = found[1] if found else _short(" ".join(text.split()))
+        listed = places.setdefault(reason, [])
+        listed += [zone for zone in ZONES.findall(text) if zone not in listed]
+    return "; ".join(f"{', '.join(where)}: {why}" if where else why for why, where in places.items())
+
+
+def say_progress(text: str) -> None:
+    """Show what matters of SkyPilot's words while it brings machines up."""
+    if any(mark in text for mark in PROGRESS) and "managed job" not in text:
+        log.info("  %s", text.strip(" \u2699\ufe0e\u2713\u251c\u2514\u2500\u2502"))
+
+
+def stopped(job: JobDir) -> Preempted:
+    """Return the error of a run that was told to end: whether it could save."""
+    result: dict[str, Any] = job.read_result() or {}
+    if result.get("status") != "preempted":
+        return Preempted("stopped without saving; the same command goes on from the last checkpoint, if there is one")
+    return Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
+
+
+def _why_no_cloud() -> str:
+    """Return what SkyPilot's own check says, in one line; empty where it says nothing."""
+    import sky
+
+    said = io.StringIO()
+    try:
+        Pending(lambda: sky.stream_and_get(sky.check(None, False), output_stream=said), "sky check").wait(seconds=90)
+    except Exception as error:
+        log.debug("sky check: %s", error)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in said.getvalue().splitlines()]
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("Reason")]
+    return _short("; ".join(dict.fromkeys(found)))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,0 +1,138 @@
+"""The stack command: register / check / destroy ZenML stacks and the AWS resources behind them.
+
+python src/stack.py --help
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import skytune  # found beside this file, whatever else is installed
+
+SOURCE = Path(__file__).resolve().parent
+sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE)]
+
+from skytune.config import UserError  # noqa: E402
+
+CONFIGS = SOURCE.parent / "configs"
+EXAMPLES = """\
+examples:
+  python src/stack.py register aws --region us-east-1       bucket, role, image repository, ZenML stack
+  python src/stack.py check aws --compute 4xa10g            identity, quotas, prices, image, bucket, versions
+  python src/stack.py register aws --compute g5.12xlarge --spot
+  python src/stack.py policy aws                            the IAM policy of a person who trains
+  python src/stack.py destroy aws --delete-data             nothing is left, the checkpoints neither
+  zenml stack set aws && python src/run.py                  train there
+  zenml stack set default                                   back to this machine
+
+Credentials come the usual way: AWS_PROFILE, `aws configure`, `aws sso login`, or .env of this folder.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+
+    def form(prog: str) -> argparse.HelpFormatter:
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
+
+    main_parser = argparse.ArgumentParser(
+        prog="python src/stack.py", formatter_class=form, epilog=EXAMPLES,
+        description="Machines, a bucket and a ZenML stack on AWS: made, looked over, taken away.",
+    )  # fmt: skip
+    main_parser.add_argument("--version", action="version", version=f"skytune {skytune.__version__}")
+    commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands",
+                                          prog="python src/stack.py")  # fmt: skip
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=form)
+        made.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+        if name != "list":
+            made.add_argument(
+                "name", metavar="NAME", help="the stack; configs/stacks/NAME.yaml says what it is made of"
+            )
+            made.add_argument(
+                "--region", help="of machines and bucket (default: the AWS profile's, AWS_DEFAULT_REGION)"
+            )
+            made.add_argument("--bucket", help="for checkpoints (default: one of its own, made by register)")
+        return made
+
+    registering = command("register", "make what is missing on AWS, and the stack in ZenML")
+    checking = command("check", "would a run get its machine now, and at what price? exit code 0: go, 1: no go")
+    for made in (registering, checking):
+        made.add_argument("--compute", help="a machine: a preset of configs/compute, or an instance type (g5.12xlarge)")
+        made.add_argument("--spot", action=argparse.BooleanOptionalAction, help="spot machines")
+        made.add_argument("--file", help="another stack file: a name in configs/stacks or a path")
+    checking.add_argument("--timeout", type=float, default=9.0, metavar="SECONDS",
+                          help="how long it may take; what has not answered by then fails (default: 9)")  # fmt: skip
+    registering.add_argument("--keep-days", type=int, help="age in days at which checkpoints are deleted (default: 30)")
+    command("list", "show the stacks that are registered")
+    destroying = command("destroy", "take a stack away, on AWS and in ZenML; what was not made for it stays")
+    destroying.add_argument("--yes", action="store_true", help="do not ask")
+    destroying.add_argument("--delete-data", action="store_true", help="also delete checkpoints and images")
+    printing = command("policy", "print the IAM policy that a person needs")
+    printing.add_argument("--setup", action="store_true", help="of who registers and destroys, beside the other one")
+    return main_parser
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    words = parser().parse_args(argv)
+    try:
+        return run(words)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if words.traceback:
+            raise
+        from skytune.config.scrubbing import scrub
+
+        print(f"error: {scrub(in_words(error))}", file=sys.stderr)
+        return 1
+
+
+def run(words: argparse.Namespace) -> int:
+    """Do what the words say."""
+    from skytune.stacks import environment
+
+    load_dotenv()
+    environment.prepare(SOURCE)
+    from skytune.stacks import checking, commands
+    from skytune.stacks.asked import Asked
+
+    said = {key: value for key, value in vars(words).items() if key in Asked.__dataclass_fields__}
+    asked = Asked(**{"name": "", **said}, configs=CONFIGS)
+    if words.command == "register":
+        return commands.register(asked)
+    if words.command == "check":
+        return checking.check(asked)
+    if words.command == "destroy":
+        return commands.destroy(asked, yes=words.yes, delete_data=words.delete_data)
+    if words.command == "policy":
+        return commands.policy(asked, setup=words.setup)
+    return commands.show_all(asked)
+
+
+def load_dotenv() -> None:
+    """Load `.env` of the repository; variables that are set already stay."""
+    try:
+        from dotenv import load_dotenv as load
+    except ImportError:
+        return  # what is missing is told by what needs it
+    load(SOURCE.parent / ".env")
+
+
+def in_words(error: Exception) -> str:
+    """Return an error as one line; one that nobody foresaw says where to find more."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"'{error.name}' is not installed in this Python ({sys.executable}): `make install-dev`, or the extra aws"
+        )
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first} (unexpected; --traceback shows where)"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

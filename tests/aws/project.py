@@ -1,0 +1,138 @@
+"""This project inside the farm: a copy of the source tree, a ZenML store with a stack on the farm, and its command."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farm import Farm
+
+ROOT = Path(__file__).resolve().parents[2]
+
+REGISTER = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, {source!r})
+from skytune.stacks import environment
+environment.prepare(Path({source!r}))
+client = environment.connect()
+from skytune.stacks.flavor import register
+register(client, {name!r}, json.loads({settings!r}))
+client.activate_stack({name!r})
+"""
+
+LAST = """
+import json
+from zenml.client import Client
+run = Client().list_pipeline_runs(sort_by="desc:created", size=1, hydrate=True).items[0]
+steps = {}
+for name, step in run.steps.items():
+    metadata = {k: v for k, v in step.run_metadata.items() if isinstance(v, (int, float, str))}
+    outputs = {k: v[0].uri for k, v in step.outputs.items()}
+    steps[name] = {"status": step.status.value, "outputs": outputs, "metadata": metadata}
+print(json.dumps({"status": run.status.value, "steps": steps}))
+"""
+
+
+@dataclass
+class Finished:
+    """A finished command."""
+
+    code: int
+    out: str
+
+
+class Project:
+    """A source tree with a home inside the farm."""
+
+    def __init__(self, farm: Farm, place: Path, stack: str = "aws", **settings: Any) -> None:
+        self.farm, self.place, self.stack = farm, place, stack
+        for folder in ("src", "configs"):
+            shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        for file in ("pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / file, place / file)
+        (place / ".zen").mkdir()
+        self.home = place / "home"
+        self.home.mkdir()
+        self.env = {
+            **farm.environment(),
+            "SKYTUNE_HOME": str(self.home),
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "100",
+            "ZENML_CONFIG_PATH": str(place / "zenml"),
+            "ZENML_CUSTOM_SOURCE_ROOT": str(place / "src"),
+            "ZENML_REPOSITORY_PATH": str(place),
+        }
+        self.register(stack, **settings)
+
+    def register(self, stack: str, **settings: Any) -> None:
+        """Register and choose a stack whose machines have these keys of `compute`."""
+        source = str(self.place / "src")
+        code = REGISTER.format(source=source, name=stack, settings=json.dumps(settings))
+        self.python("-c", code)
+
+    def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
+        """Start `src/run.py`; its output is one text."""
+        return self.farm.popen(
+            [sys.executable, str(self.place / "src" / "run.py"), *words],
+            env={**self.env, **env}, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+
+    def run(self, *words: str, timeout: float = 600, **env: str) -> Finished:
+        """Run `src/run.py` to its end."""
+        began = time.monotonic()
+        with self.start(*words, **env) as process:
+            try:
+                out, _ = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, _ = process.communicate()
+                raise AssertionError(f"run.py did not end within {timeout:.0f} s:\n{out}") from None
+        print(f"run.py {' '.join(words)}: {time.monotonic() - began:.0f} s, exit code {process.returncode}\n{out}")
+        return Finished(process.returncode, out)
+
+    def python(self, *words: str, timeout: float = 200) -> str:
+        """Run this interpreter inside the farm; return its output."""
+        done = self.farm.run([sys.executable, *words], env=self.env, cwd=self.place, timeout=timeout)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def last_run(self) -> dict[str, Any]:
+        """Return what ZenML recorded of the newest run."""
+        found: dict[str, Any] = json.loads(self.python("-c", LAST).splitlines()[-1])
+        return found
+
+    def run_folder(self) -> Path:
+        """Return the folder of the only run."""
+        (folder,) = [path for path in (self.home / "runs").iterdir() if path.is_dir()]
+        return folder
+
+    def result(self) -> dict[str, Any]:
+        """Return what the workers of the only run left."""
+        found: dict[str, Any] = json.loads((self.run_folder() / "outputs" / "result.json").read_text())
+        return found
+
+
+def terminated(farm: Farm) -> list[str]:
+    """Return the ids of machines that somebody asked EC2 to end, in order."""
+    return [id_ for call in farm.calls(action="TerminateInstances") for id_ in re.findall(r"i-[0-9a-f]+", str(call))]
+
+
+def read_until(process: "subprocess.Popen[str]", text: str, seconds: float = 600) -> str:
+    """Read a process's output until a line holds a text; return what was read."""
+    assert process.stdout is not None
+    said, end = "", time.monotonic() + seconds
+    while text not in said and time.monotonic() < end:
+        line = process.stdout.readline()
+        if not line:
+            break
+        print(line, end="", flush=True)
+        said += line
+    assert text in said, f"'{text}' was never said"
+    return said

@@ -1,0 +1,130 @@
+"""Every way in which a launch can end badly on the stand-in: nothing may be left running, and the exit code says so."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from farm import Farm
+from project import Project, read_until, terminated
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+Projects = Callable[..., Project]
+
+SLOW = [
+    "+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=1", "plugins=[slowly]", "max_steps=100",
+    "checkpoint.every_steps=5", "log.every_seconds=0",
+]  # fmt: skip
+
+
+def last_error(text: str) -> str:
+    """Return the line in which a command says why it failed."""
+    return next(
+        line for line in reversed(text.splitlines()) if line.startswith(("error:", "interrupted:", "preempted:"))
+    )
+
+
+def test_credentials_are_looked_at_before_anything_is_launched(
+    farm: Farm, new_project: Projects, small: list[str]
+) -> None:
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large")
+    with farm.expired_credentials():
+        done = project.run(*small)
+    assert done.code == 1 and "credentials have expired" in last_error(done.out)
+    assert farm.calls(action="RunInstances", error="") == [] or not farm.instances()
+
+
+@pytest.mark.soak
+def test_ctrl_c_while_machines_come_up(farm: Farm, new_project: Projects, small: list[str]) -> None:
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large")
+    process = project.start(*small)
+    said = read_until(process, "Launching on AWS")
+    farm.wait(lambda: farm.instances(), seconds=120)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, said + rest
+    assert not farm.instances()
+
+
+@pytest.mark.soak
+def test_ctrl_c_while_training_saves_and_takes_machines_down_although_that_fails_once(
+    farm: Farm, new_project: Projects, small: list[str]
+) -> None:
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large")
+    process = project.start(*small, *SLOW)
+    said = read_until(process, "step 7/100")
+    with farm.denied("ec2", "TerminateInstances", times=1):
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, said + rest
+    assert not farm.instances()
+    assert list((project.run_folder() / "checkpoints").rglob("manifest.json")), "what was saved there came home"
+    again = project.run(*small, *SLOW, timeout=900)  # the same command: whatever else is another run
+    assert again.code == 0 and "resuming from step" in again.out
+
+
+@pytest.mark.soak
+def test_machines_that_cannot_be_taken_down_are_named(farm: Farm, new_project: Projects, small: list[str]) -> None:
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large", idle_minutes_to_autostop=5)
+    with farm.denied("ec2", "TerminateInstances"):
+        done = project.run(*small, timeout=900)
+        (machine,) = farm.instances()
+    assert done.code == 1
+    said = last_error(done.out)
+    assert f"`sky down {machine.cluster}`" in said and "5 idle minutes" in said
+    farm.run(["sky", "down", "--yes", machine.cluster], timeout=200, check=True)
+    assert not farm.instances()
+
+
+@pytest.mark.soak
+def test_a_setup_that_fails_is_told_with_its_last_lines(farm: Farm, new_project: Projects, small: list[str]) -> None:
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large")
+    file = project.place / "pyproject.toml"
+    file.write_text(file.read_text().replace("train = [", "train = [\n    'no-such-package==1',"))
+    before = len(farm.instances(gone=True))
+    done = project.run(*small, timeout=900)
+    assert done.code == 1 and "preparing the machine failed" in done.out and "no-such-package" in done.out
+    assert not farm.instances() and len(farm.instances(gone=True)) == before + 1
+
+
+@pytest.mark.soak
+def test_gpus_that_are_not_there_end_a_job_before_data_is_read(
+    farm: Farm, new_project: Projects, small: list[str]
+) -> None:
+    project = new_project(infra="aws/us-east-1")
+    words = [word for word in small if not word.startswith("compute.device")]
+    done = project.run(*words, "compute=4xa10g", timeout=900)
+    assert done.code == 1 and "4 GPUs were asked for on every machine, torch finds 0" in last_error(done.out)
+    assert "training 20 steps" not in farm.log(farm.instances(gone=True)[-1])
+    assert farm.instances(gone=True)[-1].type == "g5.12xlarge" and not farm.instances()
+
+
+@pytest.mark.soak
+def test_a_job_outlives_its_driver_and_the_same_command_attaches(
+    farm: Farm, new_project: Projects, small: list[str]
+) -> None:
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large", idle_minutes_to_autostop=5)
+    before = len(farm.instances(gone=True))
+    process = project.start(*small, *SLOW)
+    read_until(process, "step 7/100")
+    process.kill()
+    process.wait()
+    (machine,) = farm.instances()
+    with farm.declare(machine.cluster):
+        left = project.run(*small, *SLOW, "launch.detach=true")
+        assert left.code == 0 and f"detached: the job runs on the cluster {machine.cluster}" in left.out
+        again = project.run(*small, *SLOW, timeout=900)
+    assert again.code == 0 and "attaching to the job that runs already" in again.out
+    assert project.result()["steps"] == 100
+    assert len(farm.instances(gone=True)) == before + 1 and terminated(farm).count(machine.id) == 1
+
+
+@pytest.mark.soak
+def test_two_pipelines_at_once_do_not_disturb_each_other(farm: Farm, new_project: Projects, small: list[str]) -> None:
+    one = new_project(infra="aws/us-east-1", instance_type="m5.large")
+    two = new_project(infra="aws/us-west-2", instance_type="m5.large")
+    runs = [one.start(*small, "seed=1"), two.start(*small, "seed=2")]
+    ended = [process.communicate(timeout=1200)[0] for process in runs]
+    assert [process.returncode for process in runs] == [0, 0], "\n".join(ended)
+    assert one.result()["steps"] == two.result()["steps"] == 20
+    assert not farm.instances()

@@ -1,0 +1,168 @@
+"""Whole pipelines from `src/run.py` on the stand-in: the real SkyPilot, torchrun on its machines, results at home.
+
+What is asserted comes from the stand-in's list of machines and from their own logs, not from what we say of ourselves.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farm import Farm, Instance
+from project import Finished, Project, read_until, terminated
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TOLD = ["+callbacks.tell._target_=slowly.Tell", "plugins=[slowly]"]
+CANARY = "hf_canary0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def single(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[tuple[Project, Finished]]:
+    """A finished run on one machine: the type from the command line, the place from the stack."""
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large")
+    (project.place / "junk.bin").write_bytes(bytes(50_000_000))
+    before = len(farm.instances(gone=True))
+    done = project.run(*small, "compute=m6i.large", "compute.use_spot=true", *TOLD, HF_TOKEN=CANARY, timeout=900)
+    project.machines = farm.instances(gone=True)[before:]  # type: ignore[attr-defined]
+    yield project, done
+
+
+def test_a_pipeline_trains_on_one_machine(farm: Farm, single: tuple[Project, Finished]) -> None:
+    project, done = single
+    assert done.code == 0, done.out
+    (machine,) = project.machines  # type: ignore[attr-defined]
+    assert (machine.type, machine.spot, machine.region) == ("m6i.large", True, "us-east-1")
+    assert terminated(farm).count(machine.id) == 1 and not machine.running
+    assert "training 20 steps" in farm.log(machine)
+    run = project.last_run()
+    assert run["status"] == "completed" and {step["status"] for step in run["steps"].values()} == {"completed"}
+    model = Path(run["steps"]["train_model"]["outputs"]["model"])
+    assert (model / "model.safetensors").is_file()
+    assert run["steps"]["train_model"]["metadata"]["machine_attempts"] == 1
+    assert 0 < run["steps"]["train_model"]["metadata"]["cost_usd"] < 0.1
+    result = project.result()
+    assert result["world_size"] == 1 and result["phases"]["provision_s"] > 0 and result["cost"]["phases"]["job_s"] > 0
+    assert "$0.04 an hour" in done.out and re.search(r"cost: about \$0\.0\d+, 1 attempt", done.out)
+
+
+def test_only_code_and_inputs_are_sent(farm: Farm, single: tuple[Project, Finished]) -> None:
+    project, _ = single
+    (machine,) = project.machines  # type: ignore[attr-defined]
+    sent = farm.files(machine, "sky_workdir/**/*")
+    assert (
+        "sky_workdir/code/skytune/training/worker.py" in sent
+        and "sky_workdir/job/inputs/train/data-00000.arrow" in sent
+    )
+    assert not [name for name in sent if "junk" in name or ("__pycache__" in name and "/job/" in name)]
+    code = [name for name in sent if not name.startswith("sky_workdir/job/")]
+    assert sum(len(farm.read(machine, name)) for name in code if name.endswith((".py", ".txt"))) < 5e6
+
+
+def test_a_secret_reaches_the_workers_and_no_file(farm: Farm, single: tuple[Project, Finished]) -> None:
+    project, done = single
+    (machine,) = project.machines  # type: ignore[attr-defined]
+    assert CANARY not in done.out and CANARY not in farm.log(machine)
+    # Nor do copies stay behind: the project's own home, SkyPilot's, its server's database of requests.
+    where = [str(project.place), str(farm.home)]
+    found = subprocess.run(["grep", "-rl", CANARY, *where], capture_output=True, text=True, check=False).stdout
+    assert found == ""
+    assert f"token of {len(CANARY)} letters" in done.out
+
+
+def test_the_same_run_again_starts_no_machine(farm: Farm, single: tuple[Project, Finished], small: list[str]) -> None:
+    project, _ = single
+    before = len(farm.calls(action="RunInstances"))
+    done = project.run(*small, *TOLD, "compute=2x8xa100")  # where it runs is no part of what is cached
+    assert done.code == 0 and len(farm.calls(action="RunInstances")) == before
+    assert project.last_run()["steps"]["train_model"]["status"] == "cached"
+
+
+def test_a_mistake_is_not_tried_again_and_a_sold_out_zone_is_passed_over(
+    farm: Farm, new_project: Callable[..., Project], small: list[str]
+) -> None:
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large", use_spot=True)
+    before = len(farm.instances(gone=True))
+    with farm.no_capacity(zone="us-east-1a"):
+        done = project.run(*small, "+callbacks.broken._target_=slowly.Broken", "plugins=[slowly]", timeout=900)
+    assert done.code == 1
+    assert "a mistake of the user's" in done.out and "worker process 0 failed" in done.out
+    (machine,) = farm.instances(gone=True)[before:]
+    assert machine.zone == "us-east-1b" and terminated(farm).count(machine.id) == 1
+    run = project.last_run()
+    assert run["steps"]["train_model"]["status"] == "failed" and "evaluate_model" not in run["steps"]
+
+
+def test_where_nothing_is_to_be_had_the_reasons_are_named(
+    farm: Farm, new_project: Callable[..., Project], small: list[str]
+) -> None:
+    project = new_project(infra="aws", instance_type="m5.large")
+    before = len(farm.instances(gone=True))
+    with farm.no_capacity():
+        done = project.run(*small)
+    assert done.code == 1 and len(farm.instances(gone=True)) == before
+    last = next(line for line in done.out.splitlines() if line.startswith("error:"))
+    assert "InsufficientInstanceCapacity" in last and "us-east-1" in last and "us-west-2" in last
+    dear = project.run(*small, "compute.max_hourly_usd=0.05")
+    assert dear.code == 1 and "costs $0.10 an hour" in dear.out and "compute.max_hourly_usd=0.05" in dear.out
+
+
+@pytest.fixture(scope="module")
+def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[dict[str, Any]]:
+    """Two spot machines with two processes each, 100 steps: one machine is taken away with a notice at step 30, another
+    one without at step 60."""
+    with farm.inside():
+        farm.client("s3").create_bucket(Bucket="skytune-checkpoints")
+    project = new_project(infra="aws/us-west-2", instance_type="m5.large", use_spot=True, num_nodes=2)
+    words = [*small, "max_steps=100", "checkpoint.every_steps=10", "launch.num_processes=4", "log.every_seconds=0"]
+    slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0.4", "plugins=[slowly]"]
+    before = len(farm.instances(gone=True))
+    process = project.start(*words, *slow, "checkpoint.store=s3://skytune-checkpoints/runs")
+    said, taken = "", []
+    try:
+        for step, notice in ((30, 20), (60, 0)):
+            said += read_until(process, f"checkpoint: step {step} saved")
+            worker = next(each for each in farm.instances() if not each.head)
+            taken.append(worker.id)
+            farm.preempt(worker, notice_s=notice)
+        rest, _ = process.communicate(timeout=900)
+    finally:
+        process.kill()
+    print(rest)
+    machines = farm.instances(gone=True)[before:]
+    yield {"project": project, "out": said + rest, "code": process.returncode, "machines": machines, "taken": taken}
+
+
+def test_a_run_on_two_machines_survives_losing_them(farm: Farm, preempted: dict[str, Any]) -> None:
+    assert preempted["code"] == 0, preempted["out"]
+    machines: list[Instance] = preempted["machines"]
+    assert len(machines) == 6 and not any(each.running for each in machines)
+    project: Project = preempted["project"]
+    result = project.result()
+    assert result["world_size"] == 4 and result["steps"] == 100 and result["resumed_from"] >= 60
+    assert [each["ended"] for each in result["cost"]["attempts"]] == ["preempted", "lost", "done"]
+    assert result["cost"]["phases"]["lost_s"] > 0 and result["machine_attempts"] == 3
+    assert result["cost"]["usd"] >= sum(each["usd"] for each in result["cost"]["attempts"]) * 0.99
+    run = project.last_run()
+    assert run["status"] == "completed"
+
+
+def test_the_weights_are_those_of_a_run_at_home(preempted: dict[str, Any], small: list[str], tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    project: Project = preempted["project"]
+    there = load_file(project.run_folder() / "outputs" / "model" / "model.safetensors")
+    env = {**project.env, "SKYTUNE_HOME": str(tmp_path / "home")}
+    words = [*small, "max_steps=100", "launch.num_processes=4", "compute=local", "compute.device=cpu", "cache=false"]
+    slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0", "plugins=[slowly]"]
+    done = project.farm.run(
+        [sys.executable, str(project.place / "src" / "run.py"), *words, *slow], env=env, cwd=project.place, timeout=600
+    )
+    assert done.returncode == 0, done.stdout
+    (here,) = (tmp_path / "home" / "runs").glob("*/outputs/model/model.safetensors")
+    for name, value in load_file(here).items():
+        torch.testing.assert_close(there[name], value, rtol=0, atol=1e-5)

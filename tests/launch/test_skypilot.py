@@ -1,0 +1,361 @@
+"""The parts of the SkyPilot launcher that need no SkyPilot: which machine, what is sent and run, what an end means.
+
+With the real SkyPilot it is tested in `tests/aws`.
+"""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryConfig, RunConfig, UserError, from_dict
+from skytune.job import Job, JobDir, RankError
+from skytune.launch.skypilot import asks_for_machines, merged, scripts, upload
+from skytune.launch.skypilot.attempt import PREFIX, Following
+from skytune.launch.skypilot.cost import Attempt, Clock, line, report
+from skytune.launch.skypilot.machine import node_addresses, processes, resources
+from skytune.launch.skypilot.node import check_gpus, torchrun
+from skytune.launch.skypilot.traces import forget
+from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
+from skytune.launch.skypilot.waiting import Late, Pending
+from skytune.launch.skypilot.words import reasons
+from skytune.report.cost import cost_of
+
+
+def config(**groups: Any) -> RunConfig:
+    return from_dict(RunConfig, groups)
+
+
+# Which machines.
+
+
+def test_a_machine_asked_for_replaces_the_stacks_size_but_not_its_place() -> None:
+    stack = {"infra": "aws/us-east-1", "instance_type": "g5.xlarge", "disk_size": 100, "recovery": {"max_attempts": 7}}
+    found = merged(stack, ComputeConfig(accelerators="A10G:4", use_spot=True))
+    assert (found.instance_type, found.accelerators, found.infra) == (None, "A10G:4", "aws/us-east-1")
+    assert (found.disk_size, found.use_spot, found.num_nodes, found.recovery.max_attempts) == (100, True, 1, 7)
+    assert merged(stack, ComputeConfig(recovery=RecoveryConfig(max_attempts=2))).recovery.max_attempts == 2
+
+
+def test_a_place_asked_for_voids_what_lies_below_it() -> None:
+    stack = {"infra": "aws", "region": "us-east-1", "zone": "us-east-1a"}
+    assert merged(stack, ComputeConfig(infra="gcp")).region is None
+    moved = merged(stack, ComputeConfig(region="us-west-2"))
+    assert (moved.infra, moved.region, moved.zone) == ("aws", "us-west-2", None)
+
+
+def test_a_stacks_nonsense_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"compute\.num_nodes='two'"):
+        merged({"num_nodes": "two"}, ComputeConfig())
+
+
+def test_only_what_skypilot_can_do_asks_for_machines() -> None:
+    assert not asks_for_machines(ComputeConfig(local=True))
+    assert asks_for_machines(ComputeConfig(use_spot=False)) and asks_for_machines(ComputeConfig(resources={"x": 1}))
+
+
+@pytest.mark.parametrize(
+    ("compute", "infra"),
+    [
+        ({"infra": "aws"}, "aws"),
+        ({"infra": "aws/us-east-1"}, "aws/us-east-1"),
+        ({"infra": "aws/us-east-1", "region": "us-west-2"}, "aws/us-west-2"),
+        ({"infra": "aws", "zone": "us-east-1a"}, "aws/*/us-east-1a"),
+        ({"region": "us-east-1"}, "*/us-east-1"),
+        ({"infra": "k8s"}, "k8s"),
+    ],
+)
+def test_the_place_is_written_as_skypilot_does(compute: dict[str, Any], infra: str) -> None:
+    assert resources(ComputeConfig(**compute))["infra"] == infra
+
+
+def test_other_resources_are_handed_on() -> None:
+    found = resources(ComputeConfig(cpus="4+", memory=16, resources={"disk_tier": "best"}), use_spot=True)
+    assert found == {"cpus": "4+", "memory": "16", "use_spot": True, "disk_tier": "best"}
+
+
+def test_processes_are_shared_out_evenly() -> None:
+    assert processes(ComputeConfig(num_nodes=2), LaunchConfig(num_processes=4), 0) == (2, 2)
+    assert processes(ComputeConfig(num_nodes=2), LaunchConfig(), 8) == (2, 8)
+    assert processes(ComputeConfig(device="cpu"), LaunchConfig(), 8) == (1, 1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="num_processes=3"):
+        processes(ComputeConfig(num_nodes=2), LaunchConfig(num_processes=3), 0)
+    with pytest.raises(ConfigError, match="which has 1 GPUs"):
+        processes(ComputeConfig(), LaunchConfig(num_processes=2), 1)
+
+
+# On a machine.
+
+
+def test_blank_lines_among_the_addresses_are_none(tmp_path: Path) -> None:
+    addresses = node_addresses("10.0.0.1\n10.0.0.2\n\n")
+    assert addresses == ["10.0.0.1", "10.0.0.2"]
+    words = " ".join(torchrun(JobDir(tmp_path), 1, addresses, 4))
+    assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1" in words
+
+
+def test_missing_gpus_are_refused_before_data_is_read() -> None:
+    check_gpus(0)
+    with pytest.raises(UserError, match="64 GPUs were asked for on every machine, torch finds"):
+        check_gpus(64)
+
+
+def test_a_machine_without_its_gpus_leaves_the_reason(tmp_path: Path) -> None:
+    env = {**os.environ, "SKYTUNE_GPUS_EACH": "4", "SKYTUNE_PROCESSES_EACH": "4", "SKYPILOT_NODE_RANK": "1"}
+    words = [sys.executable, "-m", "skytune.launch.skypilot.node", str(tmp_path)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "4 GPUs were asked for" in done.stdout
+    assert JobDir(tmp_path).read_errors()[4].user
+
+
+def test_the_run_script_fails_when_its_command_fails(tmp_path: Path) -> None:
+    script = scripts.run_script(ComputeConfig(max_hours=1)).replace("~/sky_workdir", str(tmp_path))
+    assert script.startswith("set -e\n") and "timeout --signal=TERM --kill-after=120 3840" in script
+    assert subprocess.run(["bash", "-c", f"{script}\ntrue"], capture_output=True, check=False).returncode != 0
+
+
+def test_a_job_that_takes_too_long_is_ended_with_the_reason(tmp_path: Path, run_job: Any) -> None:
+    done = run_job(rows=16, validation=8, test=8)
+    job = JobDir(tmp_path / "again")
+    held = done.job.read_job()
+    for name in ("inputs",):
+        (job.root).mkdir(parents=True)
+        os.symlink(done.job.root / name, job.root / name)
+    held.config.launch.stop_seconds = 1.0
+    job.write_job(held)
+    env = {**os.environ, "SKYTUNE_MAX_SECONDS": "1"}
+    words = [sys.executable, "-m", "skytune.launch.skypilot.node", str(job.root)]
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 1 and "ended after compute.max_hours=" in ended.stdout
+    assert any(error.user for error in job.read_errors().values())
+
+
+# What is sent.
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobDir:
+    """A job directory with small inputs."""
+    made = JobDir(tmp_path / "runs" / "a-run-0123456789ab")
+    (made.inputs / "train").mkdir(parents=True)
+    (made.inputs / "train" / "data-00000.arrow").write_bytes(bytes(100_000))
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "config.json").write_text("{}")
+    os.symlink(weights, made.inputs / "weights")
+    made.write_job(Job(kind="train", run_key="k", config=config(), labels=["a", "b"]))
+    return made
+
+
+def test_what_is_sent_is_code_and_inputs(job: JobDir, tmp_path: Path) -> None:
+    place = tmp_path / "upload"
+    upload.stage(job, place)
+    assert (place / "code" / "skytune" / "training" / "worker.py").is_file()
+    assert (place / "job" / "inputs" / "weights" / "config.json").is_file()
+    assert not (place / "job" / "inputs" / "weights").is_symlink() and not list(place.rglob("__pycache__"))
+    wanted = (place / "requirements.txt").read_text().split()
+    assert any(text.startswith("torch==") for text in wanted) and not any(text.startswith("zenml") for text in wanted)
+    assert "torch==" in (place / "constraints.txt").read_text()
+    done = subprocess.run(
+        [sys.executable, str(place / "code/skytune/launch/start.py"), "skytune.training.worker"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": ""},
+    )  # fmt: skip
+    assert "usage:" in done.stderr
+
+
+def test_the_users_modules_are_sent_without_what_lies_about(job: JobDir, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    for name in ("mine.py", "helpers/__init__.py", "notes/secret.py", "venv/lib/x.py", ".git/config", "old/big.py"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x = 1\n")
+    (project / "env3").mkdir()
+    (project / "env3" / "pyvenv.cfg").write_text("")
+    (project / "env3" / "y.py").write_text("")
+    (project / "data.bin").write_bytes(bytes(50_000_000))
+    (project / ".skyignore").write_text("# not for machines\nnotes/\nold/*.py\n")
+    held = job.read_job()
+    held.paths, held.config.plugins = [str(project), str(tmp_path / "nowhere")], ["mine"]
+    job.write_job(held)
+    upload.stage(job, tmp_path / "upload")
+    own = tmp_path / "upload" / "own" / "0"
+    assert sorted(path.relative_to(own).as_posix() for path in own.rglob("*.*")) == ["helpers/__init__.py", "mine.py"]
+    assert JobDir(tmp_path / "upload" / "job").read_job().paths == ["own/0"]
+
+
+def test_code_that_is_none_is_refused(job: JobDir, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "mine.py").write_text("")
+    (project / "vectors.json").write_bytes(bytes(6_000_000))
+    held = job.read_job()
+    held.paths, held.config.plugins = [str(project)], ["mine"]
+    job.write_job(held)
+    with pytest.raises(UserError, match=r"vectors\.json \(6\.0 MB\).*\.skyignore"):
+        upload.stage(job, tmp_path / "upload")
+
+
+def test_a_store_of_the_cloud_brings_its_package() -> None:
+    assert not any(text.startswith("s3fs") for text in upload.requirements(config()))
+    assert any(text.startswith("s3fs") for text in upload.requirements(config(checkpoint={"store": "s3://bucket/x"})))
+
+
+def test_secrets_are_no_plain_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "aws-canary")
+    envs = scripts.environment(config(), ComputeConfig(), launch_id="x", processes=1, gpus=0, on_aws=True)
+    hidden = scripts.secrets(config())
+    assert hidden["HF_TOKEN"] == "hf_canary" and "aws-canary" not in json.dumps([envs, hidden])
+    task = scripts.task("train", "/x", ComputeConfig(), envs, hidden)
+    assert "canary" not in json.dumps({key: value for key, value in task.items() if key != "secrets"})
+
+
+# What an end means.
+
+
+def end(job: str, cluster: str = "UP", status: str | None = None, user: bool | None = None) -> Verdict:
+    errors = {} if user is None else {0: RankError(type="X", message="m", user=user)}
+    return verdict(End(job=job, cluster=cluster, result=None if status is None else {"status": status}, errors=errors))
+
+
+def test_what_an_end_means() -> None:
+    assert end("SUCCEEDED", status="completed") is Verdict.done
+    assert end("SUCCEEDED") is Verdict.failed, "SkyPilot's word without a result"
+    assert end("SUCCEEDED", status="preempted") is Verdict.preempted
+    assert end("FAILED", user=False) is Verdict.failed, "a mistake of the user's is not tried again"
+    assert end("FAILED", cluster="INIT", user=False) is Verdict.lost, "a peer that vanished"
+    assert end("FAILED", cluster="INIT", user=True) is Verdict.failed
+    assert end("LOST", cluster="GONE") is Verdict.lost
+    assert end("FAILED", cluster="GONE", status="completed") is Verdict.done, "taken away when all was done"
+    assert end("FAILED_SETUP") is Verdict.failed
+
+
+@given(
+    st.sampled_from([*ENDED, "LOST"]), st.sampled_from(["UP", "INIT", "STOPPED", "GONE"]),
+    st.sampled_from([None, "completed", "preempted"]), st.sampled_from([None, True, False]),
+)  # fmt: skip
+def test_done_needs_a_result_and_machines_that_are_there_are_not_replaced(
+    job: str, cluster: str, status: str | None, user: bool | None
+) -> None:
+    found = end(job, cluster, status, user)
+    assert (found is not Verdict.done) or status == "completed"
+    if cluster == "UP" and job != "LOST" and status != "preempted":
+        assert not found.again
+
+
+def test_reasons_are_said_once_with_their_places() -> None:
+    text = "Failed to acquire resources in {} for {{m5.large}}: An error (InsufficientInstanceCapacity) occurred"
+    found = reasons([text.format("us-east-1a"), text.format("us-east-1b"), "quota: VcpuLimitExceeded in us-west-2"])
+    assert found == "us-east-1a, us-east-1b: InsufficientInstanceCapacity; us-west-2: VcpuLimitExceeded"
+
+
+def test_skypilots_mark_before_lines_is_found() -> None:
+    for text, rank in (
+        ("(train, pid=12) step 1/8", None),
+        ("(head, rank=0, pid=12) step 1/8", "0"),
+        ("(worker1, rank=1, pid=12, ip=10.0.0.2) step 1/8", "1"),
+    ):
+        found = PREFIX.match(text)
+        assert found is not None and found["rank"] == rank and text[found.end() :] == "step 1/8"
+    assert PREFIX.match("(two words) step") is None
+
+
+# What it costs.
+
+
+def test_lost_attempts_are_counted_and_unknown_prices_are_not_zero() -> None:
+    lost = Attempt(machine="a", nodes=2, hourly_usd=3.6, ended="lost", phases={"provision_s": 60.0, "job_s": 40.0})
+    done = Attempt(machine="a", nodes=2, hourly_usd=3.6, ended="done", phases={"provision_s": 50.0, "job_s": 150.0})
+    found = report([lost, done])
+    assert found["usd"] == pytest.approx(0.3) and found["phases"]["lost_s"] == 100.0
+    assert found["phases"]["job_s"] == 150.0 and "2 attempts" in line([lost, done])
+    unknown = Attempt(machine="b", nodes=1, hourly_usd=None, ended="done", phases={"job_s": 1.0})
+    assert report([lost, unknown])["usd"] is None and "n/a" in line([lost, unknown])
+    nothing = Attempt(machine="b", nodes=1, hourly_usd=None, ended="no machine", phases={"provision_s": 9.0})
+    assert report([nothing, done])["usd"] == pytest.approx(0.2)
+
+
+def test_the_report_reads_the_same_cost_from_the_attempts(tmp_path: Path) -> None:
+    name = "2 x g5.xlarge (spot, AWS us-east-1), $1.20 an hour"
+    lost = Attempt(machine=name, nodes=2, hourly_usd=3.6, ended="lost", phases={"provision_s": 60.0, "job_s": 40.0})
+    nothing = Attempt(machine=name, nodes=2, hourly_usd=None, ended="no machine", phases={"provision_s": 9.0})
+    done = Attempt(machine=name, nodes=2, hourly_usd=1.2, ended="done", phases={"job_s": 300.0})
+    attempts = [lost, nothing, done]
+    (tmp_path / "attempts.json").write_text(json.dumps([attempt.paid() for attempt in attempts]))
+    cost = cost_of({"run_folder": str(tmp_path)})
+    assert cost.usd == pytest.approx(report(attempts)["usd"]) and cost.seconds == 400.0
+    assert "3 attempts" in cost.line() and "2 x g5.xlarge (spot, AWS us-east-1) at" in cost.line()
+
+
+def test_a_clock_adds_up_phases() -> None:
+    clock = Clock()
+    clock.enter("job_s")
+    time.sleep(0.02)
+    clock.enter("down_s")
+    clock.enter("")
+    assert clock.seconds["job_s"] >= 0.02 and set(clock.seconds) == {"job_s", "down_s"}
+
+
+# Waiting.
+
+
+def test_waiting_is_ended_by_what_a_tick_raises_and_by_time() -> None:
+    forever = threading.Event()
+    with pytest.raises(Late):
+        Pending(lambda: forever.wait(30), "x").wait(seconds=0.1)
+
+    def tick() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Pending(lambda: forever.wait(30), "x").wait(tick)
+    forever.set()
+    assert Pending(lambda: 3, "x").wait() == 3
+    with pytest.raises(ZeroDivisionError):
+        Pending(lambda: 1 // 0, "x").wait()
+
+
+def test_skypilots_copies_of_secrets_are_deleted(tmp_path: Path) -> None:
+    tasks = tmp_path / "clients" / "1234" / "tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "mine.yaml").write_text("secrets:\n  HF_TOKEN: hf_canary0123456789\n")
+    (tasks / "other.yaml").write_text("run: true\n")
+    with closing(sqlite3.connect(tmp_path / "requests.db")) as database:
+        database.execute("CREATE TABLE requests (request_id TEXT, request_body TEXT, finished_at REAL)")
+        bodies = [("a", '{"task": "HF_TOKEN: hf_canary0123456789"}', 1.0), ("b", '{"task": "run: true"}', 1.0)]
+        database.executemany("INSERT INTO requests VALUES (?, ?, ?)", bodies)
+        database.commit()
+        assert forget({"hf_canary0123456789"}, tmp_path) == 2
+        assert database.execute("SELECT request_id FROM requests").fetchall() == [("b",)]
+    assert [path.name for path in tasks.iterdir()] == ["other.yaml"]
+    assert forget(set(), tmp_path) == 0
+
+
+def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    following = Following(None, JobDir(tmp_path), None, Clock(), mirror=False)  # type: ignore[arg-type]
+    for text in ("[W1128 09:15:43.046744168 socket.cpp:207] [c10d] no name", "step 1/8", "W1128 09:15:43.04 1 torch"):
+        following.show(f"(head, rank=0, pid=12) {text}")
+    following.show("(worker1, rank=1, pid=12, ip=10.0.0.2) from another machine")
+    following.show("(setup pid=3) resolving")
+    assert capfd.readouterr().out == "step 1/8\n"
+    assert len(following.tail) == 3 and list(following.setup) == ["resolving"]
+
+
+def test_a_disk_that_is_too_small_is_refused(job: JobDir, tmp_path: Path) -> None:
+    place = tmp_path / "upload"
+    upload.stage(job, place)
+    with (place / "job" / "inputs" / "weights" / "model.safetensors").open("wb") as file:
+        file.truncate(2_000_000_000)  # a hole: 2 GB of nothing
+    upload.refuse_small_disk(place, config(), None)
+    upload.refuse_small_disk(place, config(), 100)
+    with pytest.raises(UserError, match=r"compute\.disk_size=40: .* need about 51 GB"):
+        upload.refuse_small_disk(place, config(), 40)

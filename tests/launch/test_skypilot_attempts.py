@@ -1,0 +1,232 @@
+"""What the SkyPilot launcher does about every kind of end, against a cluster that plays a script.
+
+The script stands in for our own thin layer over SkyPilot (`cluster.Cluster`), so that dozens of ends take seconds; that
+this layer is right is tested with the real SkyPilot in `tests/aws`.
+"""
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
+from skytune.job import Job, JobDir, RankError
+from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts
+from skytune.launch.skypilot.cluster import Plan
+from skytune.launch.skypilot.waiting import Pending
+
+exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
+
+PLAN = Plan(cloud="AWS", instance_type="m5.large", region="us-east-1", use_spot=True, gpus=0, hourly_usd=3.6)
+
+
+@dataclass
+class Act:
+    """What becomes of one launch."""
+
+    job: str = "SUCCEEDED"
+    cluster: str = "UP"
+    status: str | None = "completed"
+    error: RankError | None = None
+    no_machine: bool = False
+
+
+@dataclass
+class Script:
+    """What the cluster does, and what was done to it."""
+
+    acts: list[Act] = field(default_factory=lambda: [Act()])
+    there: tuple[int | None, bool] = (None, False)
+    plan: Plan = PLAN
+    down_fails: int = 0
+    launching: Callable[[], None] = lambda: None
+    launches: list[dict[str, Any]] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """The script that the cluster plays."""
+    played = Script()
+
+    class Cluster:
+        def __init__(self, name: str, record: Path) -> None:
+            self.name, self.record = name, record
+
+        def last_job(self, tick: Any) -> tuple[int | None, bool]:
+            return played.there
+
+        def plan(self, task: dict[str, Any], tick: Any) -> Plan:
+            return replace(played.plan, use_spot=task["resources"]["use_spot"])
+
+        def launch(self, task: dict[str, Any], minutes: int, show: Any, tick: Any) -> int:
+            played.launches.append(task)
+            played.launching()
+            tick()
+            if played.acts[0].no_machine:
+                played.acts.pop(0)
+                history = [ValueError("us-east-1a: InsufficientInstanceCapacity")]
+                raise exceptions.ResourcesUnavailableError("none", failover_history=history)
+            return 1
+
+        def launched(self, tick: Any) -> Plan:
+            return played.plan
+
+        def give_up_launch(self) -> None:
+            played.done.append("gave up")
+
+        def job_status(self, job: int, tick: Any) -> str:
+            if played.acts[0].job == "LOST":
+                raise RuntimeError("does not answer")
+            return played.acts[0].job
+
+        def state(self, tick: Any = None) -> str:
+            return played.acts[0].cluster
+
+        def tail(self, job: int, show: Any) -> Pending[int]:
+            return Pending(lambda: 0, "log")
+
+        def fetch(self, names: list[str], root: Path, tick: Any, nodes: slice = slice(0, 1)) -> None:
+            act, job = played.acts[0], JobDir(root)
+            if act.status and "outputs" in names:
+                job.write_result({"status": act.status, "world_size": 1, "steps": 5})
+            if act.error and "outputs" in names:
+                job.write_error(0, act.error)
+
+        def touch(self, name: str, tick: Any) -> None:
+            played.done.append(f"touched {name}")
+
+        def autodown(self, minutes: int) -> None:
+            played.done.append(f"down in {minutes}")
+
+        def down(self) -> None:
+            if played.down_fails:
+                played.down_fails -= 1
+                raise RuntimeError("AWS says no")
+            played.done.append("down")
+            if played.launches and played.acts:
+                played.acts.pop(0) if len(played.acts) > 1 else None
+
+    monkeypatch.setattr(attempts, "Cluster", Cluster)
+    monkeypatch.setattr(attempts, "stage", lambda job, folder: folder.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(attempts, "forget", lambda secrets: 0)
+    monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(attempt.Following, "_sleep", lambda self, seconds: self.tick())
+    return played
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., JobDir]:
+    """Return a function that runs a job by the script."""
+
+    def start(launch: dict[str, Any] | None = None, **compute: Any) -> JobDir:
+        job = JobDir(tmp_path / "runs" / "a_run-0123456789ab")
+        config = from_dict(RunConfig, {"launch": launch or {}})
+        job.root.mkdir(parents=True, exist_ok=True)
+        job.write_job(Job(kind="train", run_key="k", config=config, labels=["a", "b"]))
+        SkyPilotLauncher({"infra": "aws"}).run(job, ComputeConfig(**compute))
+        return job
+
+    return start
+
+
+LOST = Act(job="LOST", cluster="INIT", status=None)
+
+
+def test_a_job_is_launched_once_and_its_machines_are_taken_down(script: Script, run: Callable[..., JobDir]) -> None:
+    job = run(use_spot=True)
+    assert len(script.launches) == 1 and script.done == ["down"]
+    result = job.read_result()
+    assert result is not None and result["machine_attempts"] == 1 and result["cost"]["attempts"][0]["ended"] == "done"
+    assert not (job.root / "upload").exists()
+
+
+def test_lost_machines_are_replaced(script: Script, run: Callable[..., JobDir]) -> None:
+    script.acts = [LOST, Act(status="preempted"), Act()]
+    job = run(use_spot=True)
+    assert len(script.launches) == 3 and script.done == ["down"] * 3
+    result = job.read_result()
+    assert result is not None
+    assert [each["ended"] for each in result["cost"]["attempts"]] == ["lost", "preempted", "done"]
+    ids = {task["envs"]["SKYTUNE_LAUNCH"] for task in script.launches}
+    assert len(ids) == 1, "the next attempt takes over the checkpoints at once"
+
+
+def test_they_are_replaced_a_bounded_number_of_times(script: Script, run: Callable[..., JobDir]) -> None:
+    script.acts = [LOST]
+    with pytest.raises(Preempted, match="lost 2 times"):
+        run(use_spot=True, recovery=RecoveryConfig(max_attempts=2))
+    assert len(script.launches) == 2 and script.done == ["down"] * 2
+
+
+def test_a_mistake_is_not_tried_again(script: Script, run: Callable[..., JobDir]) -> None:
+    script.acts = [Act(job="FAILED", status=None, error=RankError(type="ValueError", message="wrong", user=False))]
+    with pytest.raises(UserError, match="ValueError: wrong"):
+        run(use_spot=True)
+    assert len(script.launches) == 1 and script.done == ["down"]
+
+
+def test_without_spot_capacity_the_full_price_is_paid_only_if_asked_for(
+    script: Script, run: Callable[..., JobDir]
+) -> None:
+    script.acts = [Act(no_machine=True), Act()]
+    with pytest.raises(UserError, match="no machine could be had: us-east-1a: InsufficientInstanceCapacity"):
+        run(use_spot=True)
+    script.acts, script.launches = [Act(no_machine=True), Act()], []
+    run(use_spot=True, recovery=RecoveryConfig(on_demand_fallback=True))
+    assert [task["resources"]["use_spot"] for task in script.launches] == [True, False]
+
+
+def test_taking_down_is_tried_again_and_then_named(script: Script, run: Callable[..., JobDir]) -> None:
+    script.down_fails = 3
+    run()
+    assert script.done == ["down"]
+    script.down_fails = 100
+    with pytest.raises(UserError, match=r"\(AWS says no\): remove them with `sky down skytune-a-run-0123456789ab`"):
+        run()
+
+
+def test_what_is_too_dear_is_not_launched(script: Script, run: Callable[..., JobDir]) -> None:
+    with pytest.raises(UserError, match=r"max_hourly_usd=5: .*costs \$7\.20 an hour"):
+        run({"num_processes": 2}, num_nodes=2, max_hourly_usd=5.0)
+    script.plan = replace(PLAN, hourly_usd=None)
+    with pytest.raises(UserError, match="has no known price"):
+        run(max_hourly_usd=5.0)
+    assert not script.launches and not script.done
+
+
+def test_machines_of_a_failed_job_are_kept_if_asked_for(
+    script: Script, run: Callable[..., JobDir], caplog: pytest.LogCaptureFixture
+) -> None:
+    script.acts = [Act(job="FAILED", status=None)]
+    with pytest.raises(UserError):
+        run(keep_on_failure_minutes=30)
+    assert script.done == ["down in 30"]
+
+
+def test_a_stop_while_machines_come_up_ends_the_launch(script: Script, run: Callable[..., JobDir]) -> None:
+    script.launching = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert script.done == ["gave up", "down"]
+    script.launching = lambda: signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Preempted, match="before training began"):
+        run()
+
+
+def test_a_job_is_left_alone_if_asked_for_and_found_again(script: Script, run: Callable[..., JobDir]) -> None:
+    with pytest.raises(Detached, match="the cluster skytune-a-run-0123456789ab"):
+        run({"detach": True})
+    assert script.done == []
+    script.there = (1, True)
+    run()
+    assert len(script.launches) == 1 and script.done == ["down"]
+
+
+def test_what_is_left_of_a_failed_launch_is_taken_down_first(script: Script, run: Callable[..., JobDir]) -> None:
+    script.there = (0, False)
+    run()
+    assert script.done == ["down", "down"] and len(script.launches) == 1

@@ -1,0 +1,66 @@
+"""A stack with the step operator, seen from the command, as far as that goes without SkyPilot (tests/aws goes on)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REGISTER = """
+import json, sys
+from pathlib import Path
+source, settings = sys.argv[1], json.loads(sys.argv[2])
+sys.path.insert(0, source)
+from skytune.stacks import environment
+environment.prepare(Path(source))
+client = environment.connect()
+from skytune.stacks.flavor import register
+for _ in range(2):
+    register(client, "cloud", settings)
+register(client, "cloud", {"infra": "aws", "use_spot": True})
+component = client.get_stack("cloud").components
+print(json.dumps({str(kind): [each.configuration for each in found] for kind, found in component.items()}))
+client.activate_stack("cloud")
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(new_checkout: Callable[[], Any]) -> Any:
+    made = new_checkout()
+    made.env["ZENML_REPOSITORY_PATH"] = str(made.source)
+    return made
+
+
+@pytest.fixture(scope="module")
+def registered(checkout: Any) -> dict[str, Any]:
+    """What stands in ZenML's store after a stack was registered three times, the last time with other settings."""
+    settings = {"infra": "aws/us-east-1", "instance_type": "m5.large", "disk_tier": "best"}
+    done = checkout.python("-c", REGISTER, str(checkout.source / "src"), json.dumps(settings))
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out.splitlines()[-1])
+    return found
+
+
+def test_a_stack_is_registered_once_and_brought_up_to_date(registered: dict[str, Any]) -> None:
+    (operator,) = registered["step_operator"]
+    assert {key: value for key, value in operator.items() if value} == {"infra": "aws", "use_spot": True}
+
+
+def test_on_such_a_stack_the_operator_takes_the_training_step_and_its_errors_come_back(
+    checkout: Any, registered: dict[str, Any], small: list[str], tmp_path: Path
+) -> None:
+    done = checkout.run(*small, f"checkpoint.store={tmp_path}")
+    assert done.code == 1, done.out + done.err
+    assert "stack cloud: the training step's workers go to machines that SkyPilot brings up" in done.out
+    assert f"error: checkpoint.store={tmp_path}: is on this machine, the workers run on others" in done.err
+    assert "Traceback" not in done.out + done.err
+    assert checkout.statuses() == {"load_data": "completed", "train_model": "failed"}
+
+
+def test_without_it_what_is_said_of_machines_is_ignored_with_one_line(
+    new_checkout: Callable[[], Any], small: list[str], tmp_path: Path
+) -> None:
+    done = new_checkout().run(*small, "compute=4xt4", f"data.train={tmp_path / 'nothing.csv'}")
+    assert done.code == 1
+    assert done.out.count("compute: what it says of machines is ignored (the stack default has no step operator)") == 1

@@ -1,0 +1,97 @@
+"""The same command at the same moment on two machines, with one store: never do both write."""
+
+import hashlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+WAITS = """
+import os, pathlib, time
+class Waits:
+    def on_step_end(self, run):
+        until = time.monotonic() + 150
+        while run.step == 5 and not pathlib.Path(os.environ["GO_ON"]).exists() and time.monotonic() < until:
+            time.sleep(0.02)
+"""
+
+
+def start(scene: Any, name: str, words: list[str]) -> "subprocess.Popen[str]":
+    """Run the command with a home and a ZenML store of its own, as on another machine."""
+    home = scene.home / name
+    home.mkdir()
+    env = {**scene.env, "HOME": str(home), "SKYTUNE_HOME": str(home / "skytune"), "ZENML_CONFIG_PATH": str(home / "z")}
+    return subprocess.Popen(
+        [sys.executable, str(scene.source / "src" / "run.py"), *words], cwd=home, env=env, text=True,
+        stdin=subprocess.DEVNULL, stdout=(home / "out").open("w"), stderr=(home / "err").open("w"),
+    )  # fmt: skip
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return what lies there, without signs of life."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "lease.json" not in path.name)
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_at_once_train_one_after_the_other(
+    new_checkout: Callable[[], Any], small: list[str], tmp_path: Path
+) -> None:
+    """One trains; the other says in one line who does, waits, writes nothing, and (a finished run is no result of
+    another) trains then. Both end with the same weights, which are those of the last checkpoint."""
+    scene, store, go_on = new_checkout(), tmp_path / "store", tmp_path / "go-on"
+    (scene.source / "src" / "waiting.py").write_text(WAITS)
+    scene.env["GO_ON"] = str(go_on)
+    words = [
+        *small, f"checkpoint.store=file://{store}", "checkpoint.every_steps=3", "checkpoint.keep=1",
+        "checkpoint.select=last", "+callbacks.waits._target_=waiting.Waits", "log.every_seconds=0",
+    ]  # fmt: skip
+    running = {name: start(scene, name, words) for name in ("one", "two")}
+
+    def said() -> dict[str, str]:
+        return {name: (scene.home / name / "out").read_text() for name in running}
+
+    holds = r"^.*: is being written by the launch (\S+) \(process \d+ on \S+, last sign of life \d+ s ago\); .*$"
+    try:
+        until = time.monotonic() + 150
+        while not (held := [name for name, text in said().items() if re.search(holds, text, re.M)]):
+            assert all(process.poll() is None for process in running.values()) and time.monotonic() < until, said()
+            time.sleep(0.05)
+        (waits,) = held
+        (first,) = running.keys() - held
+        while "step 4/" not in said()[first] or "checkpoint: step 3 saved" not in said()[first]:
+            assert running[first].poll() is None and time.monotonic() < until, said()
+            time.sleep(0.05)
+        before = tree(store)
+        time.sleep(1.5)
+        assert tree(store) == before and not re.search("^(training|resuming) ", said()[waits], re.M), said()[waits]
+        go_on.touch()
+        for process in running.values():
+            process.wait(300)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    out = said()
+    assert [process.returncode for process in running.values()] == [0, 0], out
+    assert re.search(holds, out[first], re.M) is None and len(re.findall(holds, out[waits], re.M)) == 1
+    assert f"file://{store}/" in re.search(holds, out[waits], re.M)[0]  # type: ignore[index]
+    assert not any(word in text for text in out.values() for word in ("NOT SAVED", "Traceback", "taken over"))
+
+    (run,) = [path for path in store.iterdir() if path.is_dir()]
+    (kept,) = run.glob("step-*")
+    assert (kept / "manifest.json").is_file() and (run / "finished.json").is_file()
+    stored = load_file(kept / "model.safetensors")
+    for name in running:
+        (path,) = (scene.home / name / "skytune" / "runs").glob("*/outputs/model/model.safetensors")
+        weights = load_file(path)
+        assert weights.keys() == stored.keys()
+        assert all(np.array_equal(weights[key], stored[key]) for key in stored), name
