@@ -212,9 +212,13 @@ def _run(config: RunConfig) -> int:
     environment.prepare(SOURCE)
     client = environment.connect()
 
+    from skytune.launch.dismissal import dismiss
     from skytune.pipelines.running import run_pipeline
 
-    finished = run_pipeline(client, config)
+    try:
+        finished = run_pipeline(client, config)
+    finally:
+        dismiss(nodes)
     print(finished.summary)
     if finished.save_failed:
         print(f"warning: trained, but not everything could be saved: {finished.save_failed}", file=sys.stderr)

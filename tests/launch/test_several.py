@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from skytune.config import ComputeConfig, LaunchConfig, Preempted, RunConfig, UserError, WorkerError
 from skytune.job import Job, JobDir
-from skytune.launch import several
+from skytune.launch import dismissal, several
 from skytune.launch.machine import differs
 from skytune.launch.nodes import Nodes
 
@@ -39,9 +40,9 @@ def fail(rank, message):
 # Another machine: the real `join`, whose workers are a script instead of torchrun's agent.
 OTHER = """
 import sys
-from skytune.launch import join, several
+from skytune.launch import join, part
 script, shared, words = sys.argv[1], sys.argv[2], sys.argv[3:]
-join.agent = lambda job, *rest: [sys.executable, "-c", script, str(job.root)]
+part.agent = lambda job, *rest: [sys.executable, "-c", script, str(job.root)]
 if shared == "no":
     join._is_here = lambda given: False
 sys.exit(join.main(words))
@@ -274,8 +275,6 @@ def test_a_machine_that_is_another_is_turned_away(
 def test_another_token_and_noise_at_the_door(
     other: Callable[..., Machine], node_0: Callable[..., None], port: int, job: JobDir
 ) -> None:
-    import threading
-
     stranger = other(token="guessed")
     noise: list[socket.socket] = []
 
@@ -299,6 +298,22 @@ def test_another_token_and_noise_at_the_door(
     for connection in noise:
         connection.close()
     assert "SKYTUNE_JOIN_TOKEN is not" in stranger.said.splitlines()[-1]
+
+
+def test_a_run_without_training_lets_the_others_go(
+    other: Callable[..., Machine], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cached one, for example."""
+    monkeypatch.setattr(dismissal, "gathered", threading.Event())
+    waiting = other()
+    dismissal.dismiss(Nodes(2, 0, "127.0.0.1", port, "Slurm"))
+    assert waiting.code(20) == 0
+    assert waiting.said.splitlines()[-1].startswith("node 0 had nothing to train")
+    begun = time.monotonic()
+    dismissal.dismiss(Nodes(1))
+    monkeypatch.delenv(TOKEN)
+    dismissal.dismiss(Nodes(2))
+    assert time.monotonic() - begun < dismissal.DISMISS_SECONDS / 2
 
 
 def test_a_port_that_is_taken(node_0: Callable[..., None], port: int) -> None:
@@ -364,8 +379,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder, calls = tmp_path / "bin", tmp_path / "calls.jsonl"
     folder.mkdir()
     (tmp_path / "joining.py").write_text(
-        "import sys\nfrom skytune.launch import join\n"
-        "join.agent = lambda job, *rest: [sys.executable, '-c', 'import os, sys; sys.exit(0 if os.environ.get('\n"
+        "import sys\nfrom skytune.launch import join, part\n"
+        "part.agent = lambda job, *rest: [sys.executable, '-c', 'import os, sys; sys.exit(0 if os.environ.get('\n"
         "    + repr('SKYTUNE_SECRETS') + ') else 5)', str(job.root)]\n"
         "sys.exit(join.main(sys.argv[2:]))\n"
     )
