@@ -137,6 +137,11 @@ def _main(argv: list[str], shown: Shown) -> int:
     if config.launch.gpu_ids is not None:  # before anything looks for GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = config.launch.gpu_ids
     _log_plainly()
+    if config.launch.accelerate_config:
+        from skytune.config.accelerate_file import translate_file
+
+        for line in translate_file(config.launch.accelerate_config).notes:
+            print(f"launch.accelerate_config: {line}")
     if found:
         found.prepare(config)
     return _run(config)
@@ -177,7 +182,8 @@ def _refuse_launchers() -> None:
     if "ACCELERATE_MIXED_PRECISION" in os.environ or ("LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ):
         raise ConfigError(
             "src/run.py starts the worker processes itself: run it with plain python, and launch.num_processes=N "
-            "instead of accelerate launch or torchrun"
+            "instead of accelerate launch or torchrun (launch.accelerate_config=FILE instead of --config_file, "
+            "launch.nodes=N instead of --num_machines or --nnodes); only `-m skytune.training JOBDIR` runs inside them"
         )
 
 
@@ -206,9 +212,13 @@ def _run(config: RunConfig) -> int:
     environment.prepare(SOURCE)
     client = environment.connect()
 
+    from skytune.launch.dismissal import dismiss
     from skytune.pipelines.running import run_pipeline
 
-    finished = run_pipeline(client, config)
+    try:
+        finished = run_pipeline(client, config)
+    finally:
+        dismiss(nodes)
     print(finished.summary)
     if finished.save_failed:
         print(f"warning: trained, but not everything could be saved: {finished.save_failed}", file=sys.stderr)

@@ -226,7 +226,3 @@ class LaunchConfig:
             raise ConfigError(f"launch.master_port={self.master_port}: must lie between 1 and 65534")
         if self.gpu_ids is not None and not re.fullmatch(r"[\w-]+(,[\w-]+)*", self.gpu_ids):
             raise ConfigError(f"launch.gpu_ids={self.gpu_ids}: write numbers with commas between them, as in '0,1'")
-        if self.hosts and (self.nodes is not None or self.node_rank):
-            raise ConfigError(
-                "launch.hosts names all other machines and makes this one node 0: leave nodes and node_rank out"
-            )

@@ -3,8 +3,9 @@
 None of it changes what one step learns from; `precision` alone changes the numbers by more than rounding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from .errors import ConfigError
 
@@ -70,6 +71,10 @@ class StrategyConfig:
     activation_checkpointing: bool = False
     """Compute the blocks' forward pass a second time in the backward pass instead of keeping what it made."""
 
+    zero_options: dict[str, Any] = field(default_factory=dict)
+    """`zero1` to `zero3`: further options of DeepSpeed's `zero_optimization`, handed on as they are
+    (`+strategy.zero_options.overlap_comm=true`)."""
+
     find_unused_parameters: bool = False
     """`ddp`, `optimizer_sharding`: look in every step for weights that took no part; slower, needed only where there
     are some."""
@@ -88,6 +93,8 @@ class StrategyConfig:
                 raise ConfigError("strategy.shard_processes has an effect only with strategy.sharding=hybrid")
             if self.shard_processes < 1:
                 raise ConfigError(f"strategy.shard_processes={self.shard_processes}: must be at least 1")
+        if self.zero_options and not name.is_zero:
+            raise ConfigError("strategy.zero_options has an effect only with strategy=zero1, zero2 or zero3")
         able = {Offload.optimizer: name.is_zero, Offload.parameters: fsdp or name is StrategyName.zero3}
         if not able.get(self.offload, True):
             where = {"optimizer": "zero1, zero2 and zero3", "parameters": "fsdp and zero3"}[self.offload.value]

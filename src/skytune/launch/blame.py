@@ -10,6 +10,31 @@ TAIL = 15
 """Lines of a failed rank's log that are shown."""
 
 
+WAITED = re.compile(r"timed out waiting|collective operation timeout|timed out after \d+ ?ms", re.IGNORECASE)
+"""What gloo and NCCL say of a process that did not come to a collective operation."""
+
+
+def hanging(job: JobDir, processes: int, seconds: float) -> WorkerError | None:
+    """Return the error that names the ranks for which the others waited in vain; None where that is not what happened.
+
+    Args:
+        processes: how many there were.
+        seconds: how long they wait for each other.
+    """
+    errors = job.read_errors()
+    silent = [rank for rank in range(processes) if rank not in errors]
+    if not errors or not silent or any(error.user for error in errors.values()):
+        return None
+    first = min(errors.values(), key=lambda error: error.time)
+    if not WAITED.search(first.message):
+        return None
+    names = " and ".join(map(str, silent))
+    return WorkerError(
+        f"worker process {names} kept the others waiting for more than {seconds:g} s (launch.start_timeout_seconds), "
+        f"and was ended\n{_end_of_log(job, silent[0], [])}"
+    )
+
+
 def failure(job: JobDir, code: int, tail: list[str]) -> UserError:
     """Return the error that says which rank failed first, and why."""
     errors = job.read_errors()
@@ -17,13 +42,17 @@ def failure(job: JobDir, code: int, tail: list[str]) -> UserError:
     error = errors.get(rank)
     if error is not None and error.user:
         return UserError(error.message)
+    # Died without a word of its own: what was printed last (an import error, a C++ trace).
+    more = tail if error is None and rank == 0 else []
+    reason = f"{error.type}: {error.message.splitlines()[0]}" if error is not None else ended
+    return WorkerError(f"worker process {rank} failed: {reason}\n{_end_of_log(job, rank, more)}")
+
+
+def _end_of_log(job: JobDir, rank: int, more: list[str]) -> str:
     log = job.logs / f"rank-{rank}.log"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    if error is None and rank == 0:
-        lines += tail  # died without a word of its own: what was printed last (an import error, a C++ trace)
-    reason = f"{error.type}: {error.message.splitlines()[0]}" if error is not None else ended
-    shown = "\n".join(f"  {line}" for line in lines[-TAIL:])
-    return WorkerError(f"worker process {rank} failed: {reason}\nthe last lines of {log}:\n{shown}")
+    shown = "\n".join(f"  {line}" for line in [*lines, *more][-TAIL:])
+    return f"the last lines of {log}:\n{shown}"
 
 
 def _root_cause(tail: list[str], code: int, failed: list[int]) -> tuple[int, str]:

@@ -12,15 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..config import LaunchConfig, UserError
 from ..job import JobDir
 from .channel import Channel, Closed
+from .member import Member
 from .nodes import PORT, Nodes
-from .own_modules import own_modules
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +31,8 @@ LOGS_SECONDS = 20.0
 """How long other machines may take to send their logs at the end, beside what their workers take to end."""
 
 
-@dataclass
-class Member:
-    """Another machine."""
-
-    rank: int
-    name: str
-    channel: Channel
-    ready: bool = False
-    code: int | None = None
-    """How its workers ended."""
-
-    lost: str = ""
-    """Why it is not heard of any more."""
-
-    tail: list[str] = field(default_factory=list)
+gathered = threading.Event()
+"""Whether this process has called other machines together."""
 
 
 class Gathering:
@@ -88,6 +73,7 @@ class Gathering:
             if self.nodes.port:
                 raise UserError(f"launch.master_port={wanted}: {error.strerror}; give another one") from error
             self._door = socket.create_server(("", 0), family=family)
+        gathered.set()
         self.port = self._door.getsockname()[1]
         (self.job.root / ".nodes").write_text(self._nonce)
         threading.Thread(target=self._listen, args=(self._door,), daemon=True, name="nodes-door").start()
@@ -227,17 +213,7 @@ class Gathering:
         return None
 
     def _hand_over(self, member: Member) -> None:
-        channel, job = member.channel, self.job.read_job()
-        channel.send(
-            "welcome", rank=member.rank, nodes=self.nodes.count, each=self.each, run_key=job.run_key,
-            folder=str(self.job.root), nonce=self._nonce,
-        )  # fmt: skip
-        found = channel.expect("found")
-        if not found["shared"]:
-            channel.send_folder(self.job.root, ["job.json", "inputs"])
-            with own_modules(job.config, [Path(path) for path in job.paths]) as (folder, tops):
-                channel.send_folder(folder, tops)
-        channel.expect("ready")
+        member.hand_over(self.job, nodes=self.nodes.count, each=self.each, nonce=self._nonce)
         log.info("node %d of %d is here: %s", member.rank, self.nodes.count, member.name)
         with self._changed:
             member.ready = True

@@ -16,7 +16,7 @@ import skytune
 from ..config import ComputeConfig, LaunchConfig, Preempted, WorkerError
 from ..job import JobDir
 from ..training.preemption import FLAG_FILE
-from .blame import failure
+from .blame import failure, hanging
 from .follow import Follower
 from .gpus import processes_wanted, threads_each
 from .output import pump
@@ -122,7 +122,7 @@ def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
     if code != 0 or result is None:
         if team.lost and not any(error.user for error in job.read_errors().values()):
             raise WorkerError(f"{team.lost}; the same command goes on from the last checkpoint, if there is one")
-        raise failure(job, code, list(tail))
+        raise hanging(job, team.processes, launch.start_timeout_seconds) or failure(job, code, list(tail))
     if result["world_size"] != team.processes:
         raise WorkerError(f"{team.processes} worker processes were asked for, {result['world_size']} trained")
 

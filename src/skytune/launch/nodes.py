@@ -37,6 +37,11 @@ def nodes_of(launch: LaunchConfig, environ: Mapping[str, str]) -> Nodes:
         ConfigError: they contradict each other, or make no sense; the message names the key or the variable.
     """
     if launch.hosts:
+        if launch.nodes not in (None, len(launch.hosts) + 1) or launch.node_rank:
+            raise ConfigError(
+                f"launch.hosts names all other machines, {len(launch.hosts)}, and makes this one node 0: leave "
+                "launch.nodes and launch.node_rank out"
+            )
         return Nodes(len(launch.hosts) + 1, 0, launch.master_addr, launch.master_port)
     if launch.nodes == 1:
         return Nodes()

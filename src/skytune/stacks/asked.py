@@ -1,4 +1,4 @@
-"""What a person asked of `python src/stack.py`, and what follows from it: names on AWS, the operator's settings."""
+"""What a person asked of `python src/stack.py`, and what follows: names on AWS, the step operator's settings."""
 
 from dataclasses import dataclass
 from pathlib import Path

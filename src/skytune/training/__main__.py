@@ -6,7 +6,10 @@ python -m skytune.training join ADDRESS[:PORT]       this machine joins a run as
 """
 
 import importlib
+import os
 import sys
+
+from ..config import UserError
 
 
 def main(words: list[str]) -> int:
@@ -14,9 +17,23 @@ def main(words: list[str]) -> int:
     if words[:1] == ["join"]:
         # By name: the room of launchers is above this one, which does not import it.
         return int(importlib.import_module("skytune.launch.join").main(words[1:]))
+    if len(words) == 1:
+        _promise(words[0])
     from .worker import main as work
 
     return work(words)
+
+
+def _promise(folder: str) -> None:
+    """Have as many processes be started as the job asks for: Accelerate starts one on a CPU, whatever it is told."""
+    from ..job import JobDir
+
+    try:
+        asked = JobDir(folder).read_job().config.launch.num_processes
+    except UserError:
+        return  # the worker says it better
+    if asked != "auto":
+        os.environ.setdefault("SKYTUNE_WORLD_SIZE", str(asked))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class DeepSpeed(Base):
         the step's end by `set_gradient_accumulation_boundary`.
         """
         offload, pinned = self.config.strategy.offload, self.world.device.type == "cuda"
-        zero: dict[str, Any] = {"stage": self.stage}
+        zero: dict[str, Any] = {**self.config.strategy.zero_options, "stage": self.stage}
         if offload is not Offload.none:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
         if offload is Offload.parameters:

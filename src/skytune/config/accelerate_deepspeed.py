@@ -1,0 +1,192 @@
+"""DeepSpeed's part of an `accelerate config` file, and the JSON file that it may name."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .accelerate_file import KEY, MEANINGLESS, Refused, Translated, yes
+from .errors import ConfigError
+
+ZERO_OPTIONS = (
+    "allgather_partitions", "allgather_bucket_size", "overlap_comm", "reduce_scatter", "reduce_bucket_size",
+    "contiguous_gradients", "round_robin_gradients", "sub_group_size", "stage3_max_live_parameters",
+    "stage3_max_reuse_distance", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_module_granularity_threshold", "zero_hpz_partition_size", "zero_quantized_weights",
+    "zero_quantized_gradients", "ignore_unused_parameters", "use_multi_rank_bucket_allreduce",
+)  # fmt: skip
+"""Options of DeepSpeed's `zero_optimization` that are handed on as they are."""
+
+FP16_DEFAULTS = {
+    "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1,
+    "consecutive_hysteresis": False, "auto_cast": False,
+}  # fmt: skip
+"""What scales the loss here: DeepSpeed's own defaults (0.19)."""
+
+WHOLE = "the model is always saved whole, in fp32"
+
+
+def deepspeed(found: Translated, config: Mapping[str, Any], folder: Path, *, used: bool) -> None:
+    """Take `deepspeed_config`, and the JSON file that it may name."""
+    if not used:
+        return
+    left = {key: value for key, value in config.items() if value is not None}
+    file = left.pop("deepspeed_config_file", None)
+    offload = {name: str(left.pop(f"offload_{name}_device", None) or "none") for name in ("optimizer", "param")}
+    for name in offload:
+        left.pop(f"offload_{name}_nvme_path", None)  # read by DeepSpeed only where the device is nvme
+    if file and file != "none":
+        _file(found, folder / Path(str(file)).expanduser())
+    else:
+        _stage(found, "zero_stage", left.pop("zero_stage", 2), offload)
+    _accumulation("gradient_accumulation_steps", left.pop("gradient_accumulation_steps", None))
+    clip = left.pop("gradient_clipping", None)
+    if clip not in (None, "auto"):
+        found.set("optimizer.clip_norm", float(clip) or None)
+    for option, why in (
+        ("zero3_save_16bit_model", WHOLE),
+        ("zero3_init_flag", "every process builds the whole model in the host's memory before it is cut up"),
+    ):
+        if yes(left.pop(option, False)):
+            found.notes.append(f"{option}=True: has no effect here: {why}")
+    launcher = left.pop("deepspeed_multinode_launcher", "standard")
+    if launcher not in ("standard", "nossh"):
+        raise Refused("deepspeed_multinode_launcher", launcher, "launch.hosts=[a,b] starts machines over SSH: standard")
+    for option in ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"):
+        if (value := left.pop(option, None)) not in MEANINGLESS:
+            raise Refused(option, value, "launch.hosts=[a,b] names the machines")
+    if (value := left.pop("deepspeed_moe_layer_cls_names", None)) not in MEANINGLESS:
+        raise Refused("deepspeed_moe_layer_cls_names", value, "experts are cut up like all else")
+    for option, value in left.items():
+        raise Refused(option, value, "is not known to this version")
+
+
+def _stage(found: Translated, option: str, stage: Any, offload: Mapping[str, str]) -> None:
+    if stage not in (0, 1, 2, 3):
+        raise Refused(option, stage, "known are 0, 1, 2 and 3")
+    for name, device in offload.items():
+        if device not in ("none", "cpu"):
+            raise Refused(f"offload_{name}_device", device, "state can go to the host's memory (cpu), not to a disk")
+    if stage == 0:
+        if set(offload.values()) != {"none"}:
+            raise Refused(option, 0, "nothing can be offloaded without ZeRO: stage 1, 2 or 3")
+        return found.set("strategy", "ddp")
+    found.set("strategy", f"zero{stage}")
+    if offload["param"] == "cpu":
+        if stage != 3:
+            raise Refused("offload_param_device", "cpu", f"only stage 3 cuts parameters up, this is stage {stage}")
+        return found.set("strategy.offload", "parameters")
+    if offload["optimizer"] == "cpu":
+        found.set("strategy.offload", "optimizer")
+    return None
+
+
+def _accumulation(option: str, value: Any) -> None:
+    if value not in (None, "auto", 1, "1"):
+        raise Refused(
+            option, value, "the global batch is the number that counts here: batch.global_size=N, with "
+            "batch.micro_size=M rows at once; accumulation follows (leave this at 1)",
+        )  # fmt: skip
+
+
+def _file(found: Translated, path: Path) -> None:
+    """Take a DeepSpeed configuration file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{KEY}: deepspeed_config_file={path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    left = {key: value for key, value in values.items() if value != "auto"}
+    zero = {key: value for key, value in (left.pop("zero_optimization", None) or {}).items() if value != "auto"}
+    offload = {}
+    for name in ("optimizer", "param"):
+        target = dict(zero.pop(f"offload_{name}", None) or {})
+        offload[name] = str(target.pop("device", "none"))
+        target.pop("pin_memory", None)
+        target.pop("nvme_path", None)
+        for option, value in target.items():
+            raise Refused(f"zero_optimization.offload_{name}.{option}", value, "only device, cpu or none, can be said")
+    _stage(found, "zero_optimization.stage", zero.pop("stage", 0), offload)
+    for option in ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"):
+        if yes(zero.pop(option, False)):
+            found.notes.append(f"zero_optimization.{option}=True: has no effect here: {WHOLE}")
+    for option, value in zero.items():
+        if option not in ZERO_OPTIONS:
+            raise Refused(f"zero_optimization.{option}", value, "is not known to this version")
+        found.set(f"+strategy.zero_options.{option}", json.dumps(value))
+    _batch(found, left)
+    if "gradient_clipping" in left:
+        found.set("optimizer.clip_norm", left.pop("gradient_clipping") or None)
+    for name in ("fp16", "bf16"):
+        section = dict(left.pop(name, None) or {})
+        if section.pop("enabled", False) is True:
+            found.set("precision", name)
+        for option, value in section.items():
+            if value not in ("auto", FP16_DEFAULTS.get(option)):
+                raise Refused(f"{name}.{option}", value, "the loss is scaled as by default: auto, or leave it out")
+    _optimizer(found, left.pop("optimizer", None))
+    _scheduler(found, left.pop("scheduler", None))
+    if "steps_per_print" in left:
+        left.pop("steps_per_print")
+        found.notes.append("steps_per_print: has no effect here: log.every_steps and log.every_seconds say when")
+    if left.pop("wall_clock_breakdown", False):
+        raise Refused("wall_clock_breakdown", True, "debug=profile records where the time goes")
+    if left.pop("zero_allow_untested_optimizer", True) is not True:
+        raise Refused("zero_allow_untested_optimizer", False, "the optimizer is torch's own")
+    for option, value in left.items():
+        raise Refused(option, value, "is not known to this version")
+
+
+def _batch(found: Translated, left: dict[str, Any]) -> None:
+    """Take the numbers of rows: two of the three, with the number of processes, say the third."""
+    whole, micro = left.pop("train_batch_size", None), left.pop("train_micro_batch_size_per_gpu", None)
+    steps, processes = left.pop("gradient_accumulation_steps", None), found.get("launch.num_processes") or ""
+    if micro is not None:
+        found.set("batch.micro_size", micro)
+    if whole is None and micro is not None and processes.isdecimal():
+        whole = micro * (steps or 1) * int(processes)
+    if whole is not None:
+        found.set("batch.global_size", whole)
+    else:
+        _accumulation("gradient_accumulation_steps", steps)
+
+
+def _optimizer(found: Translated, section: Mapping[str, Any] | None) -> None:
+    if not section:
+        return
+    kind, params = str(section.get("type", "AdamW")), dict(section.get("params") or {})
+    if kind.lower() != "adamw" and not (kind.lower() == "adam" and params.pop("adam_w_mode", True)):
+        raise Refused(
+            "optimizer.type", kind, "optimizer=adamw and optimizer=sgd are known, optimizer._target_ takes any class"
+        )
+    params.pop("torch_adam", None)
+    for option in ("lr", "weight_decay", "eps", "betas"):
+        value = params.pop(option, "auto")
+        if value != "auto":
+            found.set(f"optimizer.{option}", json.dumps(value))
+    for option, value in params.items():
+        if value != "auto":
+            raise Refused(f"optimizer.params.{option}", value, "is not known to this version")
+
+
+def _scheduler(found: Translated, section: Mapping[str, Any] | None) -> None:
+    if not section:
+        return
+    kind, params = str(section.get("type")), {k: v for k, v in (section.get("params") or {}).items() if v != "auto"}
+    names = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+    if kind not in names:
+        raise Refused("scheduler.type", kind, f"known are {', '.join(names)}; schedule._target_ takes any function")
+    found.set("schedule", names[kind])
+    if "warmup_num_steps" in params:
+        found.set("schedule.warmup_steps", params.pop("warmup_num_steps"))
+    if "warmup_max_lr" in params:
+        found.set("optimizer.lr", json.dumps(params.pop("warmup_max_lr")))
+    if params.pop("warmup_type", "linear") != "linear":
+        raise Refused("scheduler.params.warmup_type", "log", "the rate rises linearly")
+    for option in ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio"):
+        if params.pop(option, 0):
+            raise Refused(f"scheduler.params.{option}", section["params"][option], "the rate begins and ends at 0")
+    params.pop("total_num_steps", None)  # the schedule ends where training ends
+    for option, value in params.items():
+        raise Refused(f"scheduler.params.{option}", value, "is not known to this version")

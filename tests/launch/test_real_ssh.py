@@ -1,0 +1,100 @@
+"""`launch.hosts` with OpenSSH itself: a server in one network namespace, node 0 in another."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+from apart import ROOT, Cable, lay, missing
+
+
+def lacks() -> str:
+    for program in ("/usr/sbin/sshd", "ssh", "ssh-keygen"):
+        if shutil.which(program) is None:
+            return f"needs {program}"
+    return missing()
+
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(reason := lacks()), reason=reason or "here"),
+]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[Cable, Path]]:
+    """A cable with an SSH server on its far side, and a folder whose `ssh` uses the key that it takes."""
+    folder = tmp_path / "ssh"
+    folder.mkdir(mode=0o700)
+    for name in ("host", "mine"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    (folder / "authorized_keys").write_text((folder / "mine.pub").read_text())
+    (folder / "known_hosts").write_text(f"{Cable.addresses[1]} {(folder / 'host.pub').read_text()}")
+    (folder / "sshd_config").write_text(
+        f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\nStrictModes no\nUsePAM no\n"
+        f"PasswordAuthentication no\nPermitRootLogin yes\nPidFile {folder}/pid\nListenAddress {Cable.addresses[1]}\n"
+    )
+    # What a person has in ~/.ssh/config; ssh looks for that in the home of /etc/passwd, which is not the test's.
+    (folder / "config").write_text(f"IdentityFile {folder}/mine\nUserKnownHostsFile {folder}/known_hosts\n")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+    (folder / "bin" / "ssh").chmod(0o755)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    cable = Cable()
+    words = cable.inside(1, ["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "sshd_config")])
+    with (folder / "log").open("wb") as out:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        until = time.monotonic() + 20
+        while "listening" not in (folder / "log").read_text():
+            assert process.poll() is None and time.monotonic() < until, (folder / "log").read_text()
+            time.sleep(0.05)
+        yield cable, folder
+    finally:
+        process.terminate()
+        process.wait(10)
+        cable.remove()
+
+
+def test_a_host_is_started_and_trains(server: tuple[Cable, Path], run_job: Any, tokenized: Any, tiny_model: Path,
+                                      tmp_path: Path) -> None:  # fmt: skip
+    from transformers import AutoTokenizer
+
+    from skytune.config import RunConfig, from_dict
+
+    cable, folder = server
+    config = from_dict(RunConfig, {
+        "name": "over-ssh", "model": {"name": str(tiny_model)}, "compute": {"device": "cpu"}, "max_steps": 4,
+        "batch": {"global_size": 8}, "tracker": {"names": []}, "strategy": {"name": "fsdp"},
+        "launch": {
+            "threads": 1, "num_processes": 2, "hosts": [f"root@{Cable.addresses[1]}"], "nodes_timeout_seconds": 60.0,
+            "master_addr": Cable.addresses[0], "grace_seconds": 3.0,
+        },
+    })  # fmt: skip
+    job = lay(
+        tmp_path / "a", config=config, train_split=tokenized(32), evaluation={"validation": tokenized(8, 1)},
+        tokenizer=AutoTokenizer.from_pretrained(tiny_model),
+    )  # fmt: skip
+    words = cable.inside(0, [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(job)])
+    env = {
+        **os.environ, "PYTHONPATH": str(ROOT / "src"), "SKYTUNE_HOME": str(tmp_path / "a"),
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
+    record = (job / "outputs" / "logs" / "node-1.log").read_text()
+    assert done.returncode == 0, done.stdout + record
+    assert "2 x cpu" in done.stdout
+    assert record.splitlines()[-1] == "the run is done; node 0 has the results"
+    assert json.loads((job / "outputs" / "result.json").read_text())["strategy"] == "fsdp"
+    assert not subprocess.run(["ip", "netns", "pids", cable.names[1]], capture_output=True, text=True).stdout.split()[
+        1:
+    ]
