@@ -291,10 +291,10 @@ def test_the_report_reads_the_same_cost_from_the_attempts(tmp_path: Path) -> Non
     nothing = Attempt(machine=name, nodes=2, hourly_usd=None, ended="no machine", phases={"provision_s": 9.0})
     done = Attempt(machine=name, nodes=2, hourly_usd=1.2, ended="done", phases={"job_s": 300.0})
     attempts = [lost, nothing, done]
-    (tmp_path / "attempts.json").write_text(json.dumps([attempt.paid() for attempt in attempts]))
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "cost.json").write_text(json.dumps(report(attempts)))
     cost = cost_of({"run_folder": str(tmp_path)})
-    assert cost.usd == pytest.approx(report(attempts)["usd"]) and cost.seconds == 400.0
-    assert "3 attempts" in cost.line() and "2 x g5.xlarge (spot, AWS us-east-1) at" in cost.line()
+    assert cost.usd == pytest.approx(report(attempts)["usd"]) and "3 attempts" in cost.line()
 
 
 def test_a_clock_adds_up_phases() -> None:

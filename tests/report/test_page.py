@@ -89,7 +89,8 @@ def test_everything_is_escaped(changed: dict[str, Any]) -> None:
         links={"model": bad, bad: "javascript:alert(1)", "dashboard": f"https://example.org/?{bad}"},
     )  # fmt: skip
     changed["config"] = {"name": bad, "model": {"name": bad}, "extra": {bad: [bad]}, "optimizer": {"name": bad}}
-    changed["training"].update(status=bad, device=bad, versions={bad: bad}, phases={bad: 1.0}, cost=bad, select=bad)
+    changed["training"].update(status=bad, device=bad, versions={bad: bad}, phases={bad: 1.0}, select=bad)
+    changed["training"].update(cost={"usd": None, "attempts": [{"machine": bad}]}, cost_line=bad)
     changed["training"]["best"]["metric"] = bad
     html = check(build_report(**changed))
     assert "<script" not in html.lower()

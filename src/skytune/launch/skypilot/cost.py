@@ -1,6 +1,5 @@
 """What a run on rented machines took: seconds by phase and dollars, those of lost attempts included."""
 
-import re
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -58,16 +57,6 @@ class Attempt:
         if self.ended == "no machine":
             return 0.0
         return None if self.hourly_usd is None else sum(self.phases.values()) / 3600 * self.hourly_usd
-
-    def paid(self) -> dict[str, Any]:
-        """Return it as an entry of the job directory's `attempts.json`, which the report reads."""
-        nobody = self.ended == "no machine"
-        one = re.sub(r"^\d+ x |, (\$[\d.]+ an hour|price n/a)$", "", self.machine)  # count and price are told apart
-        return {
-            "phases": {} if nobody else self.phases,
-            "usd_per_hour": 0.0 if nobody else None if self.hourly_usd is None else self.hourly_usd / self.nodes,
-            "machines": self.nodes, "machine": one, "ended": self.ended, "source": "SkyPilot's catalog",
-        }  # fmt: skip
 
 
 def report(attempts: list[Attempt]) -> dict[str, Any]:

@@ -80,5 +80,3 @@ def _tell_cost(job: JobDir, attempts: list[Attempt]) -> None:
         spent = {"cost_usd": "n/a" if found["usd"] is None else found["usd"], "machine_attempts": len(attempts)}
         job.write_result({**result, **spent, "cost": found, "phases": {**phases, **(result.get("phases") or {})}})
     (job.outputs / "cost.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    paid = [attempt.paid() for attempt in attempts]
-    (job.root / "attempts.json").write_text(json.dumps(paid, indent=1), encoding="utf-8")  # for `report.cost`
