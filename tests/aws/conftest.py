@@ -16,6 +16,14 @@ from farm import Farm, Unavailable
 from project import Project
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder before marks are asked for."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.aws)
+
+
 def unavailable(reason: str) -> NoReturn:
     """Skip; where CI is set, fail: there a stand-in that cannot start must not look like tests that passed."""
     if os.environ.get("CI"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from skytune.config import ConfigError, RunConfig
+from skytune.config import ConfigError, RunConfig, from_dict, to_dict
 from skytune.experiment import cells_of
 from skytune.experiment.machines import machine_of
 
@@ -42,6 +42,20 @@ def test_the_name_changes_with_what_makes_the_cell_alone(design: Design) -> None
     assert {name(**run) for run in same} == {name()}
     other = [{"epochs": 2}, {"optimizer": {"lr": 1e-3}}, {"seed": 7}, {"launch": {"num_processes": 2}}]
     assert len({name(**run) for run in other} | {name()}) == 1 + len(other)
+
+
+def test_a_key_that_a_later_version_adds_makes_no_other_cell(design: Design, monkeypatch: pytest.MonkeyPatch) -> None:
+    from skytune.experiment import cells
+
+    config = design(factors={"rows": [64]})
+    (before,) = cells_of(config)
+    monkeypatch.setattr(cells, "to_dict", lambda value: {**to_dict(value), "a_new_key": {"deep": 1}})
+    monkeypatch.setattr(cells, "from_dict", lambda kind, values: from_dict(kind, _without(values)))
+    assert cells_of(config)[0].name == before.name
+
+
+def _without(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "a_new_key"}
 
 
 @pytest.mark.parametrize(

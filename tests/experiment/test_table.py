@@ -1,12 +1,14 @@
 """The table: documented columns, units in the names, the same out of parquet and csv."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from skytune.config import UserError
+from skytune.config import RunConfig, UserError
+from skytune.experiment.results import in_numbers, summary
 from skytune.experiment.table import COLUMNS, CSV, README, frame, read_table, records, write_table
 
 ROWS: list[dict[str, Any]] = [
@@ -50,3 +52,16 @@ def test_units_stand_in_the_names() -> None:
 def test_no_table_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no results there"):
         read_table(tmp_path)
+
+
+def test_a_table_in_numbers_leaves_out_what_is_unknown() -> None:
+    assert in_numbers(frame(ROWS)) == {"cells": 2, "done": 1, "failed": 1, "stopped": 0}
+    paid = [{**ROWS[0], "usd_total": 0.25}, ROWS[1]]
+    assert in_numbers(frame(paid)) == {"cells": 2, "done": 1, "failed": 1, "stopped": 0, "usd": 0.25}
+    assert in_numbers(frame([])) == {"cells": 0, "done": 0, "failed": 0, "stopped": 0}
+
+
+def test_a_summary_of_cells_that_cost_nobody_knows_what(design: Callable[..., RunConfig]) -> None:
+    text = summary(design(factors={"rows": [1]}), frame(ROWS))
+    assert "n/a (no price known)" in text and "benchmark.retry_failed=true" in text
+    assert "rows 100, model m,1, on True, seed 1" in text

@@ -233,7 +233,8 @@ def test_what_an_end_means() -> None:
     assert end("SUCCEEDED", status="preempted") is Verdict.preempted
     assert end("FAILED", user=False) is Verdict.failed, "a mistake of the user's is not tried again"
     assert end("FAILED", cluster="INIT", user=False) is Verdict.lost, "a peer that vanished"
-    assert end("FAILED", cluster="INIT", user=True) is Verdict.failed
+    assert end("FAILED", cluster="INIT", user=True) is Verdict.lost, "it says that its peers are gone"
+    assert end("FAILED", user=True, status="preempted") is Verdict.failed, "its time was over: it was told to save"
     assert end("LOST", cluster="GONE") is Verdict.lost
     assert end("FAILED", cluster="GONE", status="completed") is Verdict.done, "taken away when all was done"
     assert end("FAILED_SETUP") is Verdict.failed

@@ -17,7 +17,7 @@ WAITS = """
 import os, pathlib, time
 class Waits:
     def on_step_end(self, run):
-        until = time.monotonic() + 150
+        until = time.monotonic() + 400
         while run.step == 5 and not pathlib.Path(os.environ["GO_ON"]).exists() and time.monotonic() < until:
             time.sleep(0.02)
 """
@@ -61,7 +61,7 @@ def test_two_at_once_train_one_after_the_other(
 
     holds = r"^.*: is being written by the launch (\S+) \(process \d+ on \S+, last sign of life \d+ s ago\); .*$"
     try:
-        until = time.monotonic() + 150
+        until = time.monotonic() + 400
         while not (held := [name for name, text in said().items() if re.search(holds, text, re.M)]):
             assert all(process.poll() is None for process in running.values()) and time.monotonic() < until, said()
             time.sleep(0.05)

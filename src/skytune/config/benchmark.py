@@ -31,6 +31,9 @@ class BenchmarkConfig:
     name: str = ""
     """Folder of the results under SKYTUNE_HOME/benchmarks; the same name goes on where an earlier start ended."""
 
+    note: str = ""
+    """A sentence for the head of the page: which machine it was, what else ran there."""
+
     factors: dict[str, Any] = field(default_factory=dict)
     """Levels by factor. Factors: `rows`, `compute` (an EC2 instance, `p4d.24xlarge x 2` for two nodes, `g5.xlarge
     spot`, or `local`), `processes`, `model`, `strategy`, `precision`, `batch`, `lr`, `scale_lr`, or any key of the

@@ -163,7 +163,7 @@ def _cell(base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], s
     counted = {key: value for key, value in to_dict(config).items() if key not in ASIDE}
     counted["launch"] = {key: counted["launch"][key] for key in ("num_processes", "threads")}
     del counted["compute"]["usd_per_hour"]
-    text = json.dumps([counted, str(machine), base.seed], sort_keys=True)
+    text = json.dumps([_changed(counted, to_dict(RunConfig())), str(machine), base.seed], sort_keys=True)
     told = "_".join(f"{slug(name)}-{slug(str(label))}" for name, label in {**labels, "seed": seed}.items())
     name = f"{told[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return Cell(name=name, levels=labels, seed=seed, machine=machine, devices=devices, config=config)
@@ -199,6 +199,20 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"benchmark.factors: no such key: {key}")
         values = inner
     values[last] = value
+
+
+def _changed(values: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """Return what differs from the defaults: a key that a later version adds makes no other cell of an old one."""
+    found = {}
+    for key, value in values.items():
+        before = default.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            inner = _changed(value, before)
+            if inner:
+                found[key] = inner
+        elif value != before:
+            found[key] = value
+    return found
 
 
 def _product(counts: Any) -> int:

@@ -54,10 +54,21 @@ def draw(config: RunConfig, table: "pd.DataFrame") -> str:
     name = experiment_name(config)
     folder = ResultsStore(name).path
     planned = make_plan(config, prices=_free).planned_rows()
-    page = build_experiment_page(name=name, rows=records(table), design=to_dict(config.benchmark), planned=planned)
+    design = config.benchmark
+    page = build_experiment_page(
+        name=name, rows=records(table), design=to_dict(design), planned=planned, note=design.note
+    )
     write_table(table, folder)
     write_page(page, folder / PAGE)
     return page
+
+
+def in_numbers(table: "pd.DataFrame") -> dict[str, float]:
+    """Return how many cells there are, by status, and what they cost, for metadata; what is unknown is left out."""
+    found: dict[str, float] = {"cells": len(table)}
+    found |= {status: int((table["status"] == status).sum()) for status in ("done", "failed", "stopped")}
+    usd = table["usd_total"].dropna()
+    return {**found, "usd": round(float(usd.sum()), 6)} if len(usd) else found
 
 
 def write_page(page: str, path: Path) -> None:

@@ -1,9 +1,7 @@
 """Figures of an experiment, drawn with matplotlib and inlined as SVG whose colours are those of the page's style sheet,
 so that dark mode works; letters stay letters. A figure for which the table has nothing is None."""
 
-import io
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -11,18 +9,7 @@ from markupsafe import Markup
 from . import text
 from .findings import DEVICES, Group, pareto, said, scalings
 from .fit import Fit
-
-SERIES = ("#2a78d6", "#d9541e", "#16805f", "#8a4fd0", "#a07800")
-"""Drawn in these; the page's variables take their place."""
-
-INK, MUTED, GRID, SURFACE = "#14140f", "#6f6e68", "#e6e5e0", "#fffffe"
-VARIABLES = {**{color: f"var(--s{i})" for i, color in enumerate(SERIES, 1)}, INK: "var(--ink)", MUTED: "var(--muted)",
-             GRID: "var(--grid)", SURFACE: "var(--surface)"}  # fmt: skip
-MARKERS = ("o", "s", "^", "D", "v", "P")
-
-WIDE, TALL, LINE = 6.4, 3.4, 0.23
-"""Inches; 460 pixels across at 72 an inch: letters of 12 pixels are as large as the page's. Every line of the legend
-makes a figure taller."""
+from .inlined import MARKERS, MUTED, SERIES, SURFACE, drawn
 
 
 def time_against_cost(found: Sequence[Group]) -> Markup | None:
@@ -45,7 +32,7 @@ def time_against_cost(found: Sequence[Group]) -> Markup | None:
         _log(axes, "x", [group.mean("total_s") for group in known])
         _log(axes, "y", [group.mean("usd_total") for group in known])
 
-    return _svg("Time against cost; the lines join what nothing beats in both", draw)
+    return drawn("Time against cost; the lines join what nothing beats in both", draw)
 
 
 def quality_against(found: Sequence[Group], column: str) -> Markup | None:
@@ -66,13 +53,14 @@ def quality_against(found: Sequence[Group], column: str) -> Markup | None:
         )  # fmt: skip
         for place, i in enumerate(front):
             if place in (0, len(front) // 2, len(front) - 1):
-                _note(axes, points[i], known[i].label, SERIES[1], -14 if place % 2 else 5)
+                right = points[i][0] > sorted(x for x, _ in points)[len(points) // 2]
+                _note(axes, points[i], known[i].label, SERIES[1], -14 if place % 2 else 5, right)
         axes.set_xlabel({"usd_total": "cost in USD", "total_s": "paid time in seconds"}[column])
         axes.set_ylabel("accuracy (validation)")
         axes.margins(x=0.18)
         _log(axes, "x", [x for x, _ in points])
 
-    return _svg("Accuracy against cost", draw)
+    return drawn("Accuracy against cost", draw)
 
 
 def speedup(found: Sequence[Group]) -> Markup | None:
@@ -97,7 +85,7 @@ def speedup(found: Sequence[Group]) -> Markup | None:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_ylim(bottom=0)
 
-    return _svg("Speed-up over devices, against the ideal line", draw)
+    return drawn("Speed-up over devices, against the ideal line", draw)
 
 
 def quality_over(found: Sequence[Group], factor: str, label: str, logarithmic: bool = True) -> Markup | None:
@@ -109,7 +97,7 @@ def quality_over(found: Sequence[Group], factor: str, label: str, logarithmic: b
     def draw(axes: Any) -> None:
         names = ("batch", *DEVICES) if factor == "global_batch" else (factor,)
         lines = [(name, _one_each(members, factor)) for name, members in _series(known, names).items()]
-        lines = [line for line in lines if len(line[1]) > 1][: len(SERIES)]
+        lines = sorted(lines, key=lambda line: -len(line[1]))[: len(SERIES)]
         for index, (name, members) in enumerate(lines):
             shift = 1.025 ** (index - (len(lines) - 1) / 2)  # side by side, so that the intervals can be told apart
             xs = [_value(group, factor) * (shift if logarithmic else 1) for group in members]
@@ -124,7 +112,7 @@ def quality_over(found: Sequence[Group], factor: str, label: str, logarithmic: b
         axes.set_xlabel(label)
         axes.set_ylabel("accuracy (validation)")
 
-    return _svg(f"Accuracy over {label}", draw)
+    return drawn(f"Accuracy over {label}", draw)
 
 
 def predicted(found: Sequence[Fit], measured: Sequence[Sequence[float]]) -> Markup | None:
@@ -149,7 +137,7 @@ def predicted(found: Sequence[Fit], measured: Sequence[Sequence[float]]) -> Mark
         _log(axes, "x", everything)
         _log(axes, "y", everything)
 
-    return _svg("Predicted against measured time", draw)
+    return drawn("Predicted against measured time", draw)
 
 
 def _value(group: Group, factor: str) -> Any:
@@ -191,8 +179,18 @@ def _bars(axes: Any, xs: Sequence[float], ys: Sequence[float], widths: Sequence[
             axes.errorbar([x], [y], yerr=[width], color=SERIES[index % len(SERIES)], capsize=3, linewidth=1.2)
 
 
-def _note(axes: Any, point: tuple[float, float], what: str, color: str = MUTED, up: float = 5) -> None:
-    axes.annotate(what, point, xytext=(6, up), textcoords="offset points", fontsize=10, color=color)
+def _note(
+    axes: Any, point: tuple[float, float], what: str, color: str = MUTED, up: float = 5, left: bool = False
+) -> None:
+    axes.annotate(
+        what,
+        point,
+        xytext=(-6 if left else 6, up),
+        ha="right" if left else "left",
+        textcoords="offset points",
+        fontsize=10,
+        color=color,
+    )
 
 
 def _log(axes: Any, which: str, values: Sequence[float | None]) -> None:
@@ -208,44 +206,3 @@ def _log(axes: Any, which: str, values: Sequence[float | None]) -> None:
     axis.set_major_locator(LogLocator(base=10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _svg(label: str, draw: Callable[[Any], None]) -> Markup:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    settings = {
-        "svg.fonttype": "none", "svg.hashsalt": label, "font.size": 12, "font.family": "sans-serif",
-        "axes.edgecolor": GRID, "axes.labelcolor": MUTED, "axes.grid": True, "grid.color": GRID, "text.color": INK,
-        "xtick.color": MUTED, "ytick.color": MUTED, "axes.spines.top": False, "axes.spines.right": False,
-        "legend.frameon": False, "legend.fontsize": 11, "axes.axisbelow": True,
-    }  # fmt: skip
-    with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(WIDE, TALL), layout="constrained")
-        figure.patch.set_alpha(0)
-        axes = figure.add_subplot()
-        axes.patch.set_alpha(0)
-        draw(axes)
-        handles, labels = axes.get_legend_handles_labels()
-        if 1 < len(labels) <= 8:
-            columns = 1 if max(map(len, labels)) > 28 else 2 if max(map(len, labels)) > 14 else 3
-            figure.set_size_inches(WIDE, TALL + LINE * -(-len(labels) // columns))
-            figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return _inlined(out.getvalue(), label)
-
-
-def _inlined(svg: str, label: str) -> Markup:
-    """Return matplotlib's file as an element of a page: no declarations, the page's colours and letters."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
-    svg = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>',
-                 lambda m: f'<svg viewBox="{m[1]}" role="img" aria-label="{label}">', svg, count=1)  # fmt: skip
-    for color, variable in VARIABLES.items():
-        svg = svg.replace(color, variable)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    prefix = "f" + re.sub(r"\W", "", label.title())[:24]  # ids are the page's, too
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", svg)
-    return Markup(re.sub(r"\n\s*", "\n", svg))

@@ -137,19 +137,22 @@ def scalings(found: Sequence[Group]) -> list[Scaling]:
             series.setdefault((group.row.get("accelerator"), others), []).append(group)
     scaled = []
     for (accelerator, others), members in series.items():
+        # The steady rate where every one has it: short cells on many devices record too few steps.
+        steady = all(group.mean("steady_samples_per_s") for group in members)
+        column = "steady_samples_per_s" if steady else "samples_per_s"
+        rates: dict[int, float] = {}
         best: dict[int, Group] = {}
         for group in members:  # the faster of two machines with as many devices
-            count = int(group.row["devices"])
-            if count not in best or _rate(group) > _rate(best[count]):
-                best[count] = group
+            count, rate = int(group.row["devices"]), group.mean(column) or 0.0
+            if rate > rates.get(count, 0.0):
+                rates[count], best[count] = rate, group
         if len(best) < 2:
             continue
-        ordered = [best[count] for count in sorted(best)]
-        label = ", ".join(
-            part for part in (str(accelerator or "") if len(kinds) > 1 else "", said(dict(others))) if part
-        )
-        speedup = [_rate(group) / _rate(ordered[0]) for group in ordered]
-        scaled.append(Scaling(label, sorted(best), speedup, ordered))
+        counts = sorted(best)
+        kind = str(accelerator or "") if len(kinds) > 1 else ""
+        label = ", ".join(part for part in (kind, said(dict(others))) if part)
+        speedup = [rates[count] / rates[counts[0]] for count in counts]
+        scaled.append(Scaling(label, counts, speedup, [best[count] for count in counts]))
     return scaled
 
 
@@ -240,7 +243,3 @@ def _noise(first: Group, last: Group) -> str:
     width = 100 * math.hypot(*(width for width in widths if width is not None))
     change = 100 * abs((last.mean("accuracy") or 0.0) - (first.mean("accuracy") or 0.0))
     return f" (± {width:.1f}, 95 %{'; within the noise' if change < width else ''})"
-
-
-def _rate(group: Group) -> float:
-    return group.mean("steady_samples_per_s") or group.mean("samples_per_s") or 0.0

@@ -104,7 +104,7 @@ class Following:
         if state != "GONE":
             self._fetch(names)
             self._fetch(["outputs/logs"], slice(1, None))
-        if state == "UP" and status != "FAILED_SETUP" and not any(e.user for e in self.job.read_errors().values()):
+        if state == "UP" and status != "FAILED_SETUP":
             # A spot machine that is taken away counts as running for some seconds, in which its peers have failed.
             self._sleep(SETTLE_SECONDS)
             state = self._state()

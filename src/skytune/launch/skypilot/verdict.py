@@ -43,16 +43,14 @@ class End:
 def verdict(end: End) -> Verdict:
     """Judge an end.
 
-    SkyPilot's word alone is not enough: a job on a machine that is gone may be called failed, and the workers' own
-    words (a mistake that a person can mend) say more than that a peer vanished.
+    SkyPilot's word alone is not enough: a job on a machine that is gone may be called failed, and so do workers whose
+    peers are gone, in many words. Where all machines are there, the workers' own words count.
     """
     status = (end.result or {}).get("status")
     if status == "completed" and (end.job == "SUCCEEDED" or end.cluster != "UP"):
         return Verdict.done
+    if end.cluster != "UP" or end.job == "LOST":
+        return Verdict.preempted if status == "preempted" else Verdict.lost
     if any(error.user for error in end.errors.values()):
         return Verdict.failed
-    if status == "preempted":
-        return Verdict.preempted
-    if end.cluster != "UP" or end.job == "LOST":
-        return Verdict.lost
-    return Verdict.failed
+    return Verdict.preempted if status == "preempted" else Verdict.failed
