@@ -120,6 +120,7 @@ def test_other_tensors_keep_their_shape(own, model):
 
 
 @pytest.mark.parametrize(("function", "more", "message"), [
+    # Case 27: a stream cannot be shared out so that each row is seen once and all processes take as many steps.
     ("stream", {}, r"a split is a IterableDataset, which has no length"),
     ("empty", {}, r"a split has 0 rows"),
     ("tuples", {}, r"row 1: is a tuple; every row must be a dictionary"),

@@ -1,11 +1,14 @@
 """How many machines there are and which one this is, as a table of environments."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skytune.config import ConfigError, LaunchConfig
+from skytune.config import ComputeConfig, ConfigError, LaunchConfig
+from skytune.job import JobDir
 from skytune.launch.nodes import PORT, Nodes, first_host, node_addresses, nodes_of
+from skytune.launch.several import agent, processes_each
 
 SKY = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n\n", "SKYPILOT_NUM_NODES": "2"}
 SLURM = {
@@ -128,3 +131,14 @@ def test_blank_lines_are_no_machines(text: str, addresses: list[str]) -> None:
 )
 def test_slurms_short_form(text: str, name: str) -> None:
     assert first_host(text) == name
+
+
+def test_two_machines_of_four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Case 25: the first line is the master, and eight processes train."""
+    monkeypatch.setattr("skytune.launch.gpus.count_gpus", lambda: 4)
+    nodes, launch = nodes_of(LaunchConfig(), SKY), LaunchConfig()
+    each = processes_each(ComputeConfig(), launch, nodes.count)
+    assert each * nodes.count == 8
+    assert nodes.address is not None
+    words = " ".join(agent(JobDir(tmp_path), nodes, each, nodes.address, PORT + 1))
+    assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 29512" in words
