@@ -330,14 +330,15 @@ def test_skypilots_copies_of_secrets_are_deleted(tmp_path: Path) -> None:
     tasks.mkdir(parents=True)
     (tasks / "mine.yaml").write_text("secrets:\n  HF_TOKEN: hf_canary0123456789\n")
     (tasks / "other.yaml").write_text("run: true\n")
+    (tasks.parent / "mine_translated.yaml").write_text("secrets: {HF_TOKEN: hf_canary0123456789}\n")
     with closing(sqlite3.connect(tmp_path / "requests.db")) as database:
         database.execute("CREATE TABLE requests (request_id TEXT, request_body TEXT, finished_at REAL)")
         bodies = [("a", '{"task": "HF_TOKEN: hf_canary0123456789"}', 1.0), ("b", '{"task": "run: true"}', 1.0)]
         database.executemany("INSERT INTO requests VALUES (?, ?, ?)", bodies)
         database.commit()
-        assert forget({"hf_canary0123456789"}, tmp_path) == 2
+        assert forget({"hf_canary0123456789"}, tmp_path) == 3
         assert database.execute("SELECT request_id FROM requests").fetchall() == [("b",)]
-    assert [path.name for path in tasks.iterdir()] == ["other.yaml"]
+    assert [path.name for path in tmp_path.rglob("*.yaml")] == ["other.yaml"]
     assert forget(set(), tmp_path) == 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from .scripts import JOB
 from .waiting import Pending
+from .words import tells_why
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,17 @@ class Cluster:
             self._request = sky.launch(
                 made, cluster_name=self.name, idle_minutes_to_autostop=idle_minutes, down=True
             )  # fmt: skip
-            job, self._known = sky.stream_and_get(self._request, output_stream=Lines(show, self.record))
+            said: list[str] = []
+
+            def heard(text: str) -> None:
+                said.append(text)
+                show(text)
+
+            try:
+                job, self._known = sky.stream_and_get(self._request, output_stream=Lines(heard, self.record))
+            except sky.exceptions.ResourcesUnavailableError as error:
+                error.failover_history += [ValueError(text) for text in said if tells_why(text)]
+                raise
             return int(job)
 
         return Pending(ask, "sky launch").wait(tick)

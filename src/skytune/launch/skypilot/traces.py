@@ -1,6 +1,6 @@
 """Copies that SkyPilot's server on this machine keeps of what it was asked: those with our secrets are deleted.
 
-It writes every task into `~/.sky/api_server/clients/*/tasks/` and every request into a database beside it, secrets
+It writes every task into `~/.sky/api_server/clients/` (twice) and every request into a database beside it, secrets
 included, and keeps both for good. What its own logs and cluster records show is redacted by SkyPilot. On the machines
 the job's script holds the secrets; it goes with their disks.
 """
@@ -38,7 +38,7 @@ def forget(secrets: Iterable[str], server: Path | None = None) -> int:
     texts = {text for value in secrets for text in (value, json.dumps(value)[1:-1])}
     if not texts:
         return 0
-    for file in folder.glob("clients/*/tasks/*.yaml"):
+    for file in folder.glob("clients/**/*.yaml"):
         try:
             content = file.read_text(encoding="utf-8", errors="replace")
             if any(text in content for text in texts):

@@ -17,7 +17,7 @@ PROGRESS = ("Launching", "is up", "Insufficient", "ailed", "Trying", "capacity")
 REASONS = re.compile(r"\b(InsufficientInstanceCapacity|VcpuLimitExceeded|MaxSpotInstanceCountExceeded|"
                      r"UnauthorizedOperation|RequestLimitExceeded|InvalidAMIID\.\w+|Unsupported)\b")  # fmt: skip
 ZONES = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]?\b")
-EXPIRED = re.compile(r"ExpiredToken|RequestExpired|token.{0,40}expired", re.IGNORECASE)
+EXPIRED = re.compile(r"ExpiredToken|RequestExpired|(?:token|session).{0,40}expired", re.IGNORECASE)
 
 
 RENEW = "the cloud's credentials have expired: renew them (aws sso login, aws configure), then run the command again"
@@ -71,12 +71,17 @@ def explained(error: Exception, cluster: str) -> UserError:
 def reasons(history: list[str]) -> str:
     """Return where and why no machine could be had, each once: `us-east-1a: InsufficientInstanceCapacity`."""
     places: dict[str, list[str]] = {}
-    for text in history:
+    for text in [text for text in history if tells_why(text)] or history:
         found = REASONS.search(text)
         reason = found[1] if found else _short(" ".join(text.split()))
         listed = places.setdefault(reason, [])
         listed += [zone for zone in ZONES.findall(text) if zone not in listed]
     return "; ".join(f"{', '.join(where)}: {why}" if where else why for why, where in places.items())
+
+
+def tells_why(text: str) -> bool:
+    """Whether a line of SkyPilot's holds the cloud's own reason; its errors often say no more than that it failed."""
+    return bool(REASONS.search(text) or EXPIRED.search(text))
 
 
 def say_progress(text: str) -> None:
