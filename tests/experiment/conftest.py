@@ -58,16 +58,19 @@ class RecordedLauncher:
     """
 
     def __init__(self, machine: Machine, attempts: list[dict[str, Any]] | None = None, accuracy: float = 0.75,
-                 fails: Exception | None = None, lasts: float = 0.0) -> None:  # fmt: skip
+                 fails: Exception | None = None, lasts: float = 0.0, together: int = 1) -> None:  # fmt: skip
         self.machine, self.attempts, self.accuracy, self.fails, self.lasts = machine, attempts, accuracy, fails, lasts
         self.runs: list[str] = []
-        self.at_once, self.most, self._lock = 0, 0, threading.Lock()
+        self.at_once, self.most, self._lock = 0, 0, threading.Condition()
+        self.together = together  # so many must have been here at once before the first one ends
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         with self._lock:
             self.runs.append(job.root.name)
             self.at_once += 1
             self.most = max(self.most, self.at_once)
+            self._lock.notify_all()
+            assert self._lock.wait_for(lambda: self.most >= self.together, 60), self.most
         try:
             time.sleep(self.lasts)
             if self.attempts is not None:

@@ -131,7 +131,7 @@ def test_data_that_cannot_be_read_end_the_experiment(design: Design, prices: Any
 
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_at_most_so_many_at_once(design: Design, prices: Any, recorded: Any, parallel: int) -> None:
-    launcher = recorded(type("M", (), {"devices": 0, "nodes": 1, "accelerator": ""})(), lasts=0.3)
+    launcher = recorded(type("M", (), {"devices": 0, "nodes": 1, "accelerator": ""})(), lasts=0.1, together=parallel)
     config = design(factors={"rows": [16, 24, 32, 40]}, parallel=parallel)
     rows = run_experiment(config, lambda _: launcher, prices)
     assert [row["status"] for row in rows] == ["done"] * 4
