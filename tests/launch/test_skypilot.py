@@ -207,6 +207,8 @@ def test_code_that_is_none_is_refused(job: JobDir, tmp_path: Path) -> None:
 def test_a_store_of_the_cloud_brings_its_package() -> None:
     assert not any(text.startswith("s3fs") for text in upload.requirements(config()))
     assert any(text.startswith("s3fs") for text in upload.requirements(config(checkpoint={"store": "s3://bucket/x"})))
+    assert not any(text.startswith("deepspeed") for text in upload.requirements(config()))
+    assert any(text.startswith("deepspeed") for text in upload.requirements(config(strategy={"name": "zero3"})))
 
 
 def test_secrets_are_no_plain_variables(monkeypatch: pytest.MonkeyPatch) -> None:

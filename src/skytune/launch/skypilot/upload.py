@@ -109,6 +109,8 @@ def requirements(config: RunConfig) -> list[str]:
         found += [line for line in extras["aws"] if line.startswith("s3fs")]
     if "wandb" in config.tracker.names or (AUTO in config.tracker.names and os.environ.get("WANDB_API_KEY")):
         found += extras["wandb"]
+    if config.strategy.name.value.startswith("zero"):
+        found += extras["deepspeed"]
     return found
 
 
