@@ -38,6 +38,8 @@ WORDS = [
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test keeps its runs in a folder of its own."""
     monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "skytune-home"))
+    if "boto3" in sys.modules:  # its default session keeps the credentials that it found first
+        monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,7 @@ def test_killed_twice_and_started_again_gives_the_same_table(design: Callable[..
         assert row["usd_total"] == pytest.approx(row["total_s"] / 1000, rel=1e-3)  # 3.60 USD an hour, killed starts too
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_an_interrupt_ends_cells_that_run_at_once_and_they_go_on(

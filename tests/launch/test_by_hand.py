@@ -90,6 +90,7 @@ def test_in_torchrun(lay: Callable[..., Path], tmp_path: Path) -> None:
     assert (result["status"], result["world_size"], result["precision"]) == ("completed", 2, "fp32")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_rank_that_hangs_on_another_machine(
     run_job: Any, trouble: str, pids: Path, left: Callable[..., list[int]], tmp_path: Path, monkeypatch: Any

@@ -29,21 +29,29 @@ def _component(flavor: str, config: Any, cls: type) -> Any:
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """The address of an S3 server on this machine, with a bucket `bucket`."""
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server on this machine."""
     moto_server = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("boto3")
     pytest.importorskip("s3fs")
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint(s3_server: str) -> str:
+    """The address of the S3 server, with a bucket `bucket`: all servers of a process share what Moto holds, and other
+    tests empty it."""
+    import boto3
+
     client = boto3.client(
-        "s3", endpoint_url=endpoint, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
+        "s3", endpoint_url=s3_server, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1"
     )
     client.create_bucket(Bucket="bucket")
-    yield endpoint
-    server.stop()
+    return s3_server
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -174,6 +174,7 @@ def test_several_evaluation_sets(three_classes: Any, small: list[str], reviews: 
     assert [r["step"] for r in records if r["kind"] == "validation"] == [1, 2, 3]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_default_command(new_checkout: Callable[[], Any]) -> None:

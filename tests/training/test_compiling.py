@@ -61,6 +61,7 @@ def test_it_does_not_compile_for_ever(
     assert not counters["graph_break"]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @needs_compiler
 def test_compiled_code_takes_the_same_steps(run_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

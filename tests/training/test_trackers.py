@@ -36,7 +36,9 @@ given = json.load(sys.stdin)
 PartialState(cpu=True)
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
 config = from_dict(RunConfig, {"tracker": given["tracker"], "extra": {"api_token": given["canary"]}})
-world = SimpleNamespace(main=True, size=1, describe=lambda: "cpu", precision=Precision.fp32)
+world = SimpleNamespace(
+    main=True, size=1, describe=lambda: "cpu", precision=Precision.fp32, peak_memory_bytes=lambda: None
+)
 job = JobDir(given["job"])
 run = Run(config=config, job=job, world=world, model=None, total_steps=20, steps_per_epoch=20)
 history = History()

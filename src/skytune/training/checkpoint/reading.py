@@ -17,9 +17,9 @@ def open_tensors(found: Found, name: str) -> Stored:
     """Return the tensors of `<name>`, read as they are asked for, whether one file holds them or one a process."""
     if f"{name}.safetensors" in found.files:
         return Stored.whole(found.files[f"{name}.safetensors"])
-    index = load_document(found, INDEX)
+    index = load_document(found, INDEX) if f"{INDEX}.json" in found.files else {}
     if name not in index:
-        raise UserError(f"{found.location}: holds no {name}")
+        raise UserError(f"{found.location}: holds no {name}.safetensors")
     return Stored(found.files, index[name])
 
 
