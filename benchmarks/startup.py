@@ -3,8 +3,8 @@
     python benchmarks/startup.py --out benchmarks/results
 
 Runs the command three times in an empty home of its own: `first` makes the ZenML store, `warm` is the same with another
-seed (the data come out of the cache, training does not), `cached` repeats `warm`. 20 steps of the embedded default on
-the CPU. The phases inside the workers are those that they report; the others lie between files that appear.
+learning rate (the data come out of the cache, training does not), `cached` repeats `warm`. 20 steps of the embedded
+default on the CPU. The phases inside the workers are those that they report; the others lie between files that appear.
 """
 
 import argparse
@@ -33,11 +33,11 @@ PHASES = {
 }
 
 
-def run(home: Path, seed: int) -> dict[str, float]:
+def run(home: Path, rate: float) -> dict[str, float]:
     """Run the command once; return seconds by phase (of a cached run the total alone)."""
     env = {**os.environ, "SKYTUNE_HOME": str(home / "skytune"), "ZENML_CONFIG_PATH": str(home / "zenml")}
     env.update(ZENML_ANALYTICS_OPT_IN="false", TQDM_DISABLE="1")
-    words = ["max_steps=20", f"seed={seed}", "log.every_steps=1", "compute=cpu", "tracker=none"]
+    words = ["max_steps=20", f"optimizer.lr={rate}", "log.every_steps=1", "compute=cpu", "tracker=none"]
     jobs = "skytune/runs/*/outputs/result.json"
     began, old = time.time(), set(home.glob(jobs))
     subprocess.run(
@@ -63,7 +63,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
         home = Path(text)
-        runs = {"first": run(home, 1), "warm": run(home, 2), "cached": run(home, 2)}
+        runs = {"first": run(home, 1e-4), "warm": run(home, 2e-4), "cached": run(home, 2e-4)}
     warm = runs["warm"]
     to_step = sum(warm[name] for name in ("before_s", "start_s", "load_s", "first_step_s"))
     inside = sum(warm[name] for name in ("start_s", "load_s", "train_s", "validate_s", "save_s", "predict_s"))
