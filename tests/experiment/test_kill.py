@@ -48,6 +48,7 @@ def wait_for(what: Callable[[], bool], child: "subprocess.Popen[bytes]", log: Pa
         time.sleep(0.05)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_killed_twice_and_started_again_gives_the_same_table(design: Callable[..., RunConfig], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))
 from apart import ROOT, Cable, lay, missing
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(reason := missing()), reason=reason or "here"),
 ]
