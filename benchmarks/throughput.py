@@ -241,10 +241,9 @@ def ours(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float
 def one(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, Any]:
     """Run one case in this process; return its row."""
     seen = {"loop": loop, "trainer": trainer, "ours": ours}[case["kind"]](arguments, case)
-    work = work_of(model_of(arguments))
-    assert work is not None, "a transformer"
     table = TokenTable(long_rows()) if case.get("long") else TokenTable.open(arguments.data / "train")
     work = work_of(model_of(arguments))
+    assert work is not None, "a transformer"
     rows_a_second = seen["steps"] * case["batch"] / seen["seconds"]
     most = peak(torch.cuda.get_device_name(), Precision.bf16) if torch.cuda.is_available() else None
     flops = work.of(table.lengths) / len(table.lengths)

@@ -136,7 +136,9 @@ def _main(argv: list[str], shown: Shown) -> int:
     _refuse_launchers()
     if config.launch.gpu_ids is not None:  # before anything looks for GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = config.launch.gpu_ids
-    _log_plainly()
+    from skytune.config.scrubbing import log_plainly
+
+    log_plainly()
     if config.launch.accelerate_config:
         from skytune.config.accelerate_file import translate_file
 
@@ -224,21 +226,6 @@ def _run(config: RunConfig) -> int:
         print(f"warning: trained, but not everything could be saved: {finished.save_failed}", file=sys.stderr)
         return EXIT_NOT_SAVED
     return EXIT_OK
-
-
-def _log_plainly() -> None:
-    """Messages of this package go to the screen as they are."""
-    import logging
-
-    from skytune.config.scrubbing import guard_logs
-
-    guard_logs()
-    log = logging.getLogger("skytune")
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
 
 
 if __name__ == "__main__":

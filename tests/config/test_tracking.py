@@ -80,7 +80,7 @@ def test_a_tracker_asked_for_by_name_must_be_installed(monkeypatch: pytest.Monke
         with pytest.raises(UserError) as refused:
             refuse_missing_trackers(TrackerConfig(names=["auto", name]))
         assert f"tracker={name}: the package {name} is not installed" in str(refused.value)
-        assert f"skytune[{extra}]" in str(refused.value) and "\n" not in str(refused.value)
+        assert f"-e '.[{extra}]'" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_looking_for_a_package_does_not_import_it() -> None:

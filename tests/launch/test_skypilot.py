@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
+from skytune.launch.nodes import node_addresses
 from skytune.launch.skypilot import asks_for_machines, merged, scripts, upload
 from skytune.launch.skypilot.attempt import PREFIX, Following
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
-from skytune.launch.skypilot.machine import node_addresses, processes, resources
+from skytune.launch.skypilot.machine import processes, resources
 from skytune.launch.skypilot.node import check_gpus, torchrun
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict

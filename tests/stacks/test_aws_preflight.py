@@ -206,4 +206,4 @@ def test_an_instance_type_counts_against_the_narrowest_quota(instance_type: str,
 def test_no_price_lists_and_no_way_to_get_them(made: Account, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skytune.stacks.aws.catalog.folder", lambda: None)
     monkeypatch.setitem(__import__("sys").modules, "sky.catalog.common", None)  # as if SkyPilot were not installed
-    assert "is not installed: pip install 'skytune[aws]'" in look(made, A10G)["machine"][0].text
+    assert "is not installed: pip install -c constraints.txt -e '.[aws]'" in look(made, A10G)["machine"][0].text

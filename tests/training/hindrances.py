@@ -44,3 +44,24 @@ class Impatient:
 
     def on_run_start(self, run: Any) -> None:
         pass
+
+
+class Clogged:
+    """On one process the first file of a checkpoint takes long to write."""
+
+    def __init__(self, rank: int, seconds: float) -> None:
+        self.rank, self.seconds = rank, seconds
+
+    def on_run_start(self, run: Any) -> None:
+        if run.world.rank != self.rank:
+            return
+        from skytune.training.checkpoint.stage import Stage
+
+        put, seconds = Stage.put, self.seconds
+
+        def slow(stage: Any, name: str, source: Any) -> Any:
+            Stage.put = put  # type: ignore[method-assign]
+            time.sleep(seconds)
+            return put(stage, name, source)
+
+        Stage.put = slow  # type: ignore[method-assign]

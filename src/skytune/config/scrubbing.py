@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,17 @@ def scrubbed() -> Iterator[None]:
             found.args = tuple(scrub(item) if isinstance(item, str) else item for item in found.args)
             found = found.__cause__ or found.__context__
         raise
+
+
+def log_plainly() -> None:
+    """Show this package's messages on the screen as they are, scrubbed: what every command of ours does first."""
+    guard_logs()
+    log = logging.getLogger("skytune")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def guard_logs() -> None:

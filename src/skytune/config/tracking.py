@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from .errors import ConfigError, UserError
+from .installing import add_extra
 
 EXTRAS = {"tensorboard": "train", "wandb": "wandb"}
 """Trackers, which are named like their packages, and the extra of this package that installs each."""
@@ -118,4 +119,4 @@ def refuse_missing_trackers(tracker: TrackerConfig) -> None:
 
 def not_installed(name: str) -> str:
     """Return that a tracker's package is missing, and how to install it."""
-    return f"the package {name} is not installed here: pip install 'skytune[{EXTRAS[name]}]'"
+    return f"the package {name} is not installed here: {add_extra(EXTRAS[name])}"

@@ -5,6 +5,7 @@ import zlib
 from typing import Any
 
 from ..config import DataConfig, UserError
+from ..config.installing import add_extra
 from ..config.secrets import reveal
 from ..models.source import first_line
 from .formats import parse
@@ -33,7 +34,7 @@ def find_files(spec: str, key: str) -> list[tuple[Any, str]]:
     try:
         system, path = fsspec.core.url_to_fs(reveal(spec))
     except ImportError as error:
-        extra = ': pip install "skytune[aws]"' if spec.startswith(("s3:", "s3a:")) else ""
+        extra = f": {add_extra('aws')}" if spec.startswith(("s3:", "s3a:")) else ""
         raise UserError(f"{key}={spec}: reading this needs another package ({error}){extra}") from error
     except ValueError as error:
         raise UserError(f"{key}={spec}: {error}") from error

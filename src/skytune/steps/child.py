@@ -1,6 +1,5 @@
 """The child in which the step operator runs a step: ZenML set up as in the parent, and an end when the parent dies."""
 
-import logging
 import os
 import sys
 import threading
@@ -9,7 +8,7 @@ from uuid import UUID
 
 import skytune
 
-from ..config.scrubbing import guard_logs
+from ..config.scrubbing import log_plainly
 from ..stacks import environment
 from ..stacks.step_operator import PIPE
 
@@ -21,7 +20,7 @@ def main() -> int:
     _watch_parent()
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # the user's own modules, as in `src/run.py`
-    _log_plainly()
+    log_plainly()
     environment.prepare(Path(skytune.__file__).resolve().parents[1])
     environment.connect()
     from ..materializers import register
@@ -65,16 +64,6 @@ def _watch_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent").start()
-
-
-def _log_plainly() -> None:
-    guard_logs()
-    log = logging.getLogger("skytune")
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
 
 
 if __name__ == "__main__":

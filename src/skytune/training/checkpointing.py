@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ASK_EVERY_STEPS = 10
+"""Steps between two looks at rank 0's clock where each takes an exchange between all processes."""
+
 
 class Checkpoints(Callback):
     """Saves while training runs, and puts a run back where it stood.
@@ -141,7 +144,9 @@ class Checkpoints(Callback):
         if run.ahead:
             return
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
-            settings.every_minutes and self._said_by_main(minutes >= settings.every_minutes and not self._busy)
+            settings.every_minutes
+            and self._asks(run.step)
+            and self._said_by_main(minutes >= settings.every_minutes and not self._busy)
         )
         if not self.prepared:
             self.prepared = True  # the optimizer has its state only after a step
@@ -187,6 +192,10 @@ class Checkpoints(Callback):
             return True
         self.stall_seconds += self.writer.skip(run.step, started)
         return False
+
+    def _asks(self, step: int) -> bool:
+        """Return whether the clock is looked at: where all processes must agree, not in every step."""
+        return step % ASK_EVERY_STEPS == 0 or self.world.size == 1 or not self.strategy.together
 
     def _said_by_main(self, wish: bool) -> bool:
         """Return rank 0's wish on every process that saves; their clocks differ."""

@@ -4,6 +4,7 @@ import importlib.util
 import os
 
 from ..config import Precision, RunConfig, StrategyName, UserError
+from ..config.installing import add_extra
 
 
 def chosen(config: RunConfig, processes: int) -> StrategyName:
@@ -44,7 +45,7 @@ def refuse_strategy(config: RunConfig, processes: int, device: str) -> None:
             )
         if importlib.util.find_spec("deepspeed") is None:
             raise UserError(
-                f'strategy={name.value}: DeepSpeed is not installed: pip install "skytune[deepspeed]" '
+                f"strategy={name.value}: DeepSpeed is not installed: {add_extra('deepspeed')} "
                 "(or use strategy=fsdp, which needs nothing more)"
             )
 

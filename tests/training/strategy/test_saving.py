@@ -119,3 +119,17 @@ def test_one_seed_on_two_processes(trained: Trained) -> None:
         assert [seen["masks"] for seen in first] == [seen["masks"] for seen in second]
         assert len({seen["last"] for seen in (*first, *second)}) == 1
         assert first[0]["last"] != first[0]["first"]
+
+
+def test_processes_skip_a_save_together_while_one_still_writes(forked: None, run_job: Any, tmp_path: Path) -> None:
+    """A process that skipped alone would keep the others waiting for its part; none that skipped would hold all up."""
+    kept = {"store": str(tmp_path / "store"), "every_steps": 2, "keep": 9, "stall_seconds": 0.0, "select": "last"}
+    done = run_job(
+        name="clogged", strategy={"name": "fsdp"}, launch={"num_processes": 2}, max_steps=8, checkpoint=kept,
+        eval={"every_epochs": 0}, callbacks={"clog": {"_target_": "hindrances.Clogged", "rank": 1, "seconds": 10.0}},
+    )  # fmt: skip
+    (run,) = (tmp_path / "store").glob("clogged-*")
+    assert sorted(path.parent.name for path in run.glob("*/manifest.json")) == ["step-00000002", "step-00000008"]
+    assert done.result["save_failed"] == ""
+    log = (done.job.logs / "rank-0.log").read_text()
+    assert "step 4 skipped" in log and "step 6 skipped" in log

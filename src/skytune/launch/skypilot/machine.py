@@ -1,6 +1,5 @@
 """Which machines are meant: what the stack was registered with, what the run asks for, and how SkyPilot is told."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -101,12 +100,3 @@ def processes(compute: ComputeConfig, launch: LaunchConfig, gpus_each: int) -> t
             "compute.device=cpu runs them without"
         )
     return nodes, total // nodes
-
-
-def node_addresses(text: str | None = None) -> list[str]:
-    """Return the addresses of all machines in the order of their ranks, from `SKYPILOT_NODE_IPS` unless given.
-
-    The variable has one a line, and now and then a blank line at the end.
-    """
-    found = os.environ.get("SKYPILOT_NODE_IPS", "") if text is None else text
-    return [line.strip() for line in found.splitlines() if line.strip()]

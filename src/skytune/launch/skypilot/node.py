@@ -18,8 +18,8 @@ from types import FrameType
 from ...config import UserError
 from ...job import JobDir, RankError
 from ..local import environment
+from ..nodes import node_addresses
 from ..processes import START, end_group
-from .machine import node_addresses
 
 PORT = 29517
 """Where rank 0 waits for the others; nothing else runs on the machine."""
@@ -90,7 +90,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _run(job: JobDir, node: int, each: int) -> int:
-    addresses = node_addresses() or ["127.0.0.1"]
+    addresses = node_addresses(os.environ.get("SKYPILOT_NODE_IPS", "")) or ["127.0.0.1"]
     launch = job.read_job().config.launch
     asked = len(addresses) * each
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

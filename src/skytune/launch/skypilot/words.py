@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from ...config import NotReachable, Preempted, UserError
+from ...config.installing import add_extra
 from ...job import JobDir
 from .waiting import Pending
 
@@ -32,7 +33,7 @@ def require() -> None:
     try:
         import sky  # noqa: F401
     except ImportError as error:
-        raise UserError(f"SkyPilot is not installed here ({error}): pip install 'skytune[aws]'") from error
+        raise UserError(f"SkyPilot is not installed here ({error}): {add_extra('aws')}") from error
 
 
 def no_machine() -> type[Exception]:

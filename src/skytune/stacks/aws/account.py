@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...config import ConfigError, NotReachable, UserError
+from ...config.installing import add_extra
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
 """How patient a request is: a person waits for the answer."""
@@ -59,7 +60,7 @@ def connect(region: str | None = None) -> Account:
         import boto3
     except ImportError as error:
         raise UserError(
-            f"'{error.name}' is not installed: pip install 'skytune[aws]' (or `make install-dev`)"
+            f"'{error.name}' is not installed: {add_extra('aws')}"
         ) from error
     with spoken():
         session = boto3.Session()

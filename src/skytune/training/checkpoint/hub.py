@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import UserError
+from ...config.installing import add_extra
 from . import manifest as manifests
 from .backends import BLOCK, Backend
 from .patience import LIBRARY, be_patient
@@ -46,7 +47,7 @@ class HubBackend(Backend):
             be_patient(patience)
         except ImportError as error:
             raise UserError(
-                f'checkpoint.store={url}: needs another package ({error}): pip install "skytune[train]"'
+                f"checkpoint.store={url}: needs another package ({error}): {add_extra('train')}"
             ) from error
         return cls(url, f"{user}/{name}", "/".join(folder).strip("/"))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...config import UserError
+from ...config.installing import add_extra
 
 
 def file_system(url: str, options: dict[str, Any] | None, patience: float) -> Any:
@@ -44,7 +45,7 @@ def file_system(url: str, options: dict[str, Any] | None, patience: float) -> An
         )
     except ImportError as error:
         raise UserError(
-            f'checkpoint.store={url}: needs another package ({error}): pip install "skytune[aws]"'
+            f"checkpoint.store={url}: needs another package ({error}): {add_extra('aws')}"
         ) from error
     system.retries = 1  # ours are bounded by a deadline
     return system

@@ -1,0 +1,25 @@
+"""The step operator's settings are the machine's part of `compute`, under the same names."""
+
+from dataclasses import fields
+
+import pytest
+
+pytest.importorskip("zenml")
+
+from skytune.config import ComputeConfig
+from skytune.stacks.flavor import SkyPilotStepOperatorSettings
+
+HERE = {"device", "fast", "local", "usd_per_hour"}
+"""Keys of `compute` that say how this machine, or any, computes."""
+
+
+def test_every_key_that_chooses_a_machine_is_there() -> None:
+    assert set(SkyPilotStepOperatorSettings.model_fields) == {field.name for field in fields(ComputeConfig)} - HERE
+
+
+def test_what_is_set_makes_a_valid_compute() -> None:
+    settings = SkyPilotStepOperatorSettings(accelerators="A10G:4", num_nodes=2, use_spot=True, disk_tier="best")
+    machine = settings.machine()
+    assert machine.pop("resources") == {"disk_tier": "best"}
+    assert machine == {"accelerators": "A10G:4", "num_nodes": 2, "use_spot": True}
+    ComputeConfig(**machine)
