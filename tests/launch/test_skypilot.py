@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
-from skytune.launch.nodes import node_addresses
+from skytune.launch.nodes import Nodes, node_addresses
+from skytune.launch.several import agent
 from skytune.launch.skypilot import asks_for_machines, merged, scripts, upload
 from skytune.launch.skypilot.attempt import PREFIX, Following
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources
-from skytune.launch.skypilot.node import check_gpus, torchrun
+from skytune.launch.skypilot.node import check_gpus
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
 from skytune.launch.skypilot.waiting import Late, Pending
@@ -101,7 +102,7 @@ def test_processes_are_shared_out_evenly() -> None:
 def test_blank_lines_among_the_addresses_are_none(tmp_path: Path) -> None:
     addresses = node_addresses("10.0.0.1\n10.0.0.2\n\n")
     assert addresses == ["10.0.0.1", "10.0.0.2"]
-    words = " ".join(torchrun(JobDir(tmp_path), 1, addresses, 4))
+    words = " ".join(agent(JobDir(tmp_path), Nodes(2, 1), 4, addresses[0], 29517))
     assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1" in words
 
 

@@ -17,9 +17,11 @@ from types import FrameType
 
 from ...config import UserError
 from ...job import JobDir, RankError
+from ..gpus import threads_each
 from ..local import environment
-from ..nodes import node_addresses
-from ..processes import START, end_group
+from ..nodes import Nodes, node_addresses
+from ..processes import end_group
+from ..several import agent
 
 PORT = 29517
 """Where rank 0 waits for the others; nothing else runs on the machine."""
@@ -38,14 +40,6 @@ def main(argv: list[str] | None = None) -> int:
         record = RankError(type="UserError", message=str(error), user=True, time=time.time())
         job.write_error(node * each, record)
         return 1
-
-
-def torchrun(job: JobDir, node: int, addresses: list[str], each: int) -> list[str]:
-    """Return the command that starts the workers of one machine."""
-    words = [sys.executable, "-m", "torch.distributed.run"]
-    words += ["--nnodes", str(len(addresses)), "--node-rank", str(node), "--nproc-per-node", str(each)]
-    words += ["--master-addr", addresses[0], "--master-port", str(PORT), "--max-restarts", "0"]
-    return [*words, str(START), "skytune.training.worker", str(job.root)]
 
 
 def check_gpus(wanted: int) -> None:
@@ -93,12 +87,12 @@ def _run(job: JobDir, node: int, each: int) -> int:
     addresses = node_addresses(os.environ.get("SKYPILOT_NODE_IPS", "")) or ["127.0.0.1"]
     launch = job.read_job().config.launch
     asked = len(addresses) * each
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    env = environment(asked, launch.threads or max(1, cores // each), launch.stop_seconds)
+    nodes = Nodes(len(addresses), node, addresses[0], PORT, "SkyPilot")
+    env = environment(asked, threads_each(launch, each), launch.stop_seconds)
     env["SKYTUNE_PROGRESS"] = "lines"
     job.logs.mkdir(parents=True, exist_ok=True)
     child = subprocess.Popen(
-        torchrun(job, node, addresses, each), env=env, stdin=subprocess.DEVNULL, start_new_session=True
+        agent(job, nodes, each, addresses[0], PORT), env=env, stdin=subprocess.DEVNULL, start_new_session=True
     )
 
     def hand_on(number: int, _: FrameType | None) -> None:
