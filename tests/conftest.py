@@ -40,6 +40,8 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "skytune-home"))
     if "boto3" in sys.modules:  # its default session keeps the credentials that it found first
         monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    if "s3fs" in sys.modules:  # so do its file systems, with the server that was there first
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(scope="session")

