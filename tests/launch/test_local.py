@@ -251,3 +251,17 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_each(LaunchConfig(), 3) == 2
     assert threads_each(LaunchConfig(), 16) == 1
     assert threads_each(LaunchConfig(threads=5), 3) == 5
+
+
+@pytest.mark.parametrize(("load", "given", "policy"), [
+    (0.4, None, None), (3.9, None, None), (4.0, None, "PASSIVE"), (9.0, "ACTIVE", "ACTIVE"),
+])  # fmt: skip
+def test_threads_spin_only_where_the_cores_are_theirs(
+    monkeypatch: pytest.MonkeyPatch, load: float, given: str | None, policy: str | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    assert local.environment(1, 8).get("OMP_WAIT_POLICY") == policy

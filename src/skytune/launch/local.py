@@ -18,7 +18,7 @@ from ..job import JobDir
 from ..training.preemption import FLAG_FILE
 from .blame import failure, hanging
 from .follow import Follower
-from .gpus import processes_wanted, threads_each
+from .gpus import machine_is_busy, processes_wanted, threads_each
 from .output import pump
 from .processes import end_group, module_command
 from .stopping import Stopping
@@ -169,9 +169,7 @@ def environment(processes: int, threads: int, stop_seconds: float = 60.0) -> dic
         PYTHONSAFEPATH="1",
         PYTHONUNBUFFERED="1",
         OMP_NUM_THREADS=str(threads),
-        # Threads that spin while they wait take the cores from each other as soon as anything else runs on them:
-        # 5.6 s against 1.3 s a step, seen on 2 cores that were busy with other work.
-        OMP_WAIT_POLICY=env.get("OMP_WAIT_POLICY", "PASSIVE"),
+        **({} if "OMP_WAIT_POLICY" in env or not machine_is_busy() else {"OMP_WAIT_POLICY": "PASSIVE"}),
         TORCH_ELASTIC_SHUTDOWN_TIMEOUT=str(math.ceil(stop_seconds)),
         SKYTUNE_WORLD_SIZE=str(processes),
         SKYTUNE_LAUNCHER_PID=str(os.getpid()),
