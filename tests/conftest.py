@@ -23,6 +23,7 @@ import pytest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
+AWS = ROOT / "tests" / "aws"
 
 WORDS = [
     "[PAD]",
@@ -32,6 +33,26 @@ WORDS = [
     "[MASK]",
     *["good", "bad", "fine", "poor", "nice", "dull", "the", "a", "film", "plot", "cast", "is", "was", "it"],
 ]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with fast tests alone come first. Those on the stand-in for AWS, which take long and mostly wait, come
+    before all others: where there are several processes one has them and the others all the rest."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: 0 if AWS in item.path.parents else 1 + (item.path in slow))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, with all tests on the stand-in for AWS in one process: it is one session's."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/aws" if nodeid.startswith("tests/aws/") else str(super()._split_scope(nodeid))
+
+    return Together(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
