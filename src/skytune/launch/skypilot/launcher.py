@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...config import ComputeConfig, RunConfig, UserError
@@ -13,7 +14,7 @@ from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
 from .attempts import Attempts
 from .cost import Attempt, line, report
-from .machine import VARIABLE, merged
+from .machine import STORE, VARIABLE, merged
 from .words import require
 
 log = logging.getLogger(__name__)
@@ -29,15 +30,24 @@ class SkyPilotLauncher:
         """Begin.
 
         Args:
-            stack: what the stack was registered with: keys of `compute`.
+            stack: what the stack was registered with: keys of `compute`, and `store`.
         """
         self.stack = dict(stack or {})
+        self.store: str | None = self.stack.pop(STORE, None)
 
     @classmethod
     def of_environment(cls) -> "SkyPilotLauncher | None":
         """Return the launcher that a step operator asks for; None where there is none."""
         said = os.environ.get(VARIABLE)
         return cls(json.loads(said)) if said else None
+
+    def completed(self, config: RunConfig) -> RunConfig:
+        """Return the configuration with the stack's store where it names none, and say so: what lies there outlives the
+        machines, so that the next ones go on from it."""
+        if config.checkpoint.store is not None or self.store is None:
+            return config
+        log.info("checkpoints go to the stack's store, %s (checkpoint.store= names another)", self.store)
+        return replace(config, checkpoint=replace(config.checkpoint, store=self.store))
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         """See `Launcher`.
