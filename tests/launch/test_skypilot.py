@@ -282,7 +282,14 @@ def test_lost_attempts_are_counted_and_unknown_prices_are_not_zero() -> None:
     done = Attempt(machine="a", nodes=2, hourly_usd=3.6, ended="done", phases={"provision_s": 50.0, "job_s": 150.0})
     found = report([lost, done])
     assert found["usd"] == pytest.approx(0.3) and found["phases"]["lost_s"] == 100.0
-    assert found["phases"]["job_s"] == 150.0 and "2 attempts" in line([lost, done])
+    assert found["phases"]["job_s"] == 150.0
+    assert found["usd_by_phase"] == pytest.approx(
+        {"provision_s": 0.05, "setup_s": 0, "job_s": 0.15, "idle_s": 0, "collect_s": 0, "down_s": 0, "lost_s": 0.1}
+    )
+    said = (
+        "cost: about $0.30, 2 attempts: provisioning 50 s ($0.05), training 150 s ($0.15), lost attempts 100 s ($0.10)"
+    )
+    assert line([lost, done]) == said
     unknown = Attempt(machine="b", nodes=1, hourly_usd=None, ended="done", phases={"job_s": 1.0})
     assert report([lost, unknown])["usd"] is None and "n/a" in line([lost, unknown])
     nothing = Attempt(machine="b", nodes=1, hourly_usd=None, ended="no machine", phases={"provision_s": 9.0})

@@ -14,8 +14,8 @@ import pytest
 
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
-from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts
-from skytune.launch.skypilot.cluster import Plan
+from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, ending
+from skytune.launch.skypilot.choosing import Plan
 from skytune.launch.skypilot.waiting import Pending
 
 exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
@@ -99,6 +99,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         def touch(self, name: str, tick: Any) -> None:
             played.done.append(f"touched {name}")
 
+        def so_far(self, job: int, tick: Any) -> dict[str, float]:
+            return {"provision_s": 60.0, "job_s": 600.0, "idle_s": 300.0}
+
         def autodown(self, minutes: int) -> None:
             played.done.append(f"down in {minutes}")
 
@@ -113,7 +116,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(attempts, "Cluster", Cluster)
     monkeypatch.setattr(attempts, "stage", lambda job, folder: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(attempts, "forget", lambda secrets: 0)
-    monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(ending.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(attempt.Following, "_sleep", lambda self, seconds: self.tick())
     return played
 
@@ -222,8 +225,14 @@ def test_a_job_is_left_alone_if_asked_for_and_found_again(script: Script, run: C
         run({"detach": True})
     assert script.done == []
     script.there = (1, True)
-    run()
+    job = run()
     assert len(script.launches) == 1 and script.done == ["down"]
+    result = job.read_result()
+    assert result is not None
+    found = result["cost"]["phases"]
+    assert (found["provision_s"], found["job_s"]) == (60.0, 600.0), "what it took before anybody came counts"
+    assert found["idle_s"] >= 300.0 and result["phases"]["idle_s"] == found["idle_s"]
+    assert result["cost"]["usd"] == pytest.approx(960 / 1000, abs=0.1)
 
 
 def test_what_is_left_of_a_failed_launch_is_taken_down_first(script: Script, run: Callable[..., JobDir]) -> None:

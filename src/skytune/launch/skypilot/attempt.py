@@ -82,6 +82,7 @@ class Following:
                 self._keep_log(number)
                 status = self._status(number)
                 if status in ENDED:
+                    self.clock.enter("idle_s")
                     return status
                 if status == "RUNNING" and self.clock.phase != "job_s":
                     self.clock.enter("job_s")

@@ -2,7 +2,6 @@
 
 import logging
 import signal
-import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,10 @@ from ..blame import failure
 from ..stopping import Stopping
 from . import scripts
 from .attempt import Following, forget_last_attempt
-from .cluster import Cluster, Plan
-from .cost import Attempt, Clock
+from .choosing import Plan, announce, enter, refuse_dear
+from .cluster import Cluster
+from .cost import NO_MACHINE, Attempt, Clock
+from .ending import keep, take_down
 from .machine import processes
 from .traces import forget, values_of
 from .upload import refuse_small_disk, stage
@@ -23,8 +24,6 @@ from .verdict import Verdict, verdict
 from .words import explained, no_machine, say_progress, stopped
 
 log = logging.getLogger(__name__)
-
-DOWN_TRIES = 4
 
 
 @dataclass
@@ -88,7 +87,7 @@ class Attempts:
         cluster = Cluster(self.name, self.job.logs / "skypilot.log")
         following = Following(cluster, self.job, self.stopping, clock, mirror=self.config.checkpoint.store is None)
         attempt = Attempt(machine="", nodes=self.nodes, hourly_usd=None, ended="not launched")
-        found, keep = None, False
+        found, leave = None, False
         try:
             clock.enter("plan_s")
             forget_last_attempt(self.job)
@@ -99,7 +98,7 @@ class Attempts:
                 number, plan = there
             attempt.ended = "stopped"
             if self.config.launch.detach:
-                keep = True
+                leave, attempt.ended = True, "detached"
                 raise Detached(self._how_to_go_on())
             end = following.collect(following.to_the_end(number))
             found = verdict(end)
@@ -110,14 +109,16 @@ class Attempts:
         except (UserError, KeyboardInterrupt):
             raise
         except no_machine():
-            attempt.ended = "no machine"
+            attempt.ended = NO_MACHINE
             raise
         except Exception as error:
             raise explained(error, self.name) from error
         finally:
-            if attempt in self.made and not keep:
+            minutes = self.compute.keep_on_failure_minutes
+            wanted = minutes if found is Verdict.failed and self.stopping.asked_by is None else None
+            if attempt in self.made and not leave and not (wanted and keep(cluster, attempt, wanted)):
                 clock.enter("down_s")
-                self._end(cluster, attempt, found)
+                take_down(cluster, self.compute)
             clock.enter("")
             attempt.phases = {name: value for name, value in clock.seconds.items() if name != "plan_s"}
 
@@ -129,9 +130,9 @@ class Attempts:
         stage(self.job, upload)
         refuse_small_disk(upload, self.config, self.compute.disk_size)
         plan = cluster.plan(self._task(upload, spot, None), following.tick)
-        self._refuse_dear(plan)
-        attempt.machine, attempt.hourly_usd = plan.describe(self.nodes), self._hourly(plan)
-        log.info("launching %s as cluster %s", attempt.machine, self.name)
+        refuse_dear(plan, self.compute)
+        enter(attempt, plan)
+        announce(self.job.read_job(), plan, self.nodes, self.name)
         self.made.append(attempt)  # from now on there may be machines
         following.clock.enter("provision_s")
         minutes = self.compute.idle_minutes_to_autostop or 10
@@ -144,9 +145,9 @@ class Attempts:
             forget(values_of(scripts.secrets(self.config)))
         real = cluster.launched(following.tick)
         if real is not None and (real.instance_type, real.region) != (plan.instance_type, plan.region):
-            attempt.machine, attempt.hourly_usd = real.describe(self.nodes), self._hourly(real)
+            enter(attempt, real)
             log.info("got %s", attempt.machine)
-            self._refuse_dear(real)
+            refuse_dear(real, self.compute)
         return number, plan
 
     def _attach(self, cluster: Cluster, following: Following, attempt: Attempt) -> tuple[int, Plan] | None:
@@ -156,12 +157,18 @@ class Attempts:
             return None
         plan = cluster.launched(following.tick)
         if plan is not None:
-            attempt.machine, attempt.hourly_usd = plan.describe(self.nodes), self._hourly(plan)
+            enter(attempt, plan)
         if not useful or plan is None:
             log.info("the cluster %s is left over from a launch that failed: taking it down first", self.name)
-            self._down(cluster)
+            take_down(cluster, self.compute)
             return None
         self.made.append(attempt)
+        try:
+            following.clock.seconds.update(cluster.so_far(number, following.tick))
+        except (KeyboardInterrupt, Preempted):
+            raise
+        except Exception as error:  # then what it took before is not in its cost
+            log.debug("what the job took so far: %s", error)
         log.info("attaching to the job that runs already: %s, cluster %s", attempt.machine, self.name)
         return number, plan
 
@@ -175,15 +182,6 @@ class Attempts:
         )  # fmt: skip
         hidden = scripts.secrets(self.config) if plan else {}
         return scripts.task("train", str(upload), self.compute, envs, hidden, use_spot=spot)
-
-    def _hourly(self, plan: Plan) -> float | None:
-        return None if plan.hourly_usd is None else plan.hourly_usd * self.nodes
-
-    def _refuse_dear(self, plan: Plan) -> None:
-        limit, price = self.compute.max_hourly_usd, self._hourly(plan)
-        if limit is not None and (price is None or price > limit):
-            said = "has no known price" if price is None else f"costs ${price:.2f} an hour"
-            raise UserError(f"compute.max_hourly_usd={limit:g}: what can be had, {plan.describe(self.nodes)}, {said}")
 
     def _check_world(self, result: dict[str, Any], plan: Plan) -> None:
         nodes, each = processes(self.compute, self.config.launch, plan.gpus)
@@ -201,38 +199,4 @@ class Attempts:
         return (
             f"the job runs on the cluster {self.name}, which takes itself down {minutes} minutes after its end; the "
             f"same command without launch.detach attaches to it and brings the results, `sky down {self.name}` stops it"
-        )
-
-    def _end(self, cluster: Cluster, attempt: Attempt, found: Verdict | None) -> None:
-        """Take the machines down, or keep those of a failed job for a while where that is asked for."""
-        minutes = self.compute.keep_on_failure_minutes
-        if found is Verdict.failed and minutes and self.stopping.asked_by is None:
-            try:
-                cluster.autodown(minutes)
-                price = "n/a" if attempt.hourly_usd is None else f"${attempt.hourly_usd:.2f}"
-                log.warning(
-                    "kept for %d idle minutes at %s an hour: `sky status` and then `ssh %s` looks at it, `sky down %s` "
-                    "ends it", minutes, price, self.name, self.name,
-                )  # fmt: skip
-                return
-            except Exception as error:
-                log.warning("cannot keep the machines (%s): taking them down", error)
-        self._down(cluster)
-
-    def _down(self, cluster: Cluster) -> None:
-        """Take the machines down; say so loudly where that fails."""
-        reason = ""
-        for wait in (*(2.0**n for n in range(DOWN_TRIES - 1)), 0.0):
-            try:
-                return cluster.down()
-            except Exception as error:
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                time.sleep(wait)
-            except KeyboardInterrupt:
-                reason = "interrupted"
-                break
-        minutes = self.compute.idle_minutes_to_autostop
-        raise UserError(
-            f"machines of the cluster {self.name} may still run and cost money ({reason}): remove them with "
-            f"`sky down {self.name}`; they take themselves down after {minutes} idle minutes"
         )

@@ -14,6 +14,7 @@ from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
 from .attempts import Attempts
 from .cost import Attempt, line, report
+from .expected import remember
 from .machine import STORE, VARIABLE, merged
 from .words import require
 
@@ -83,9 +84,10 @@ def _refuse_local_store(config: RunConfig) -> None:
 
 def _tell_cost(job: JobDir, attempts: list[Attempt]) -> None:
     """Say what the machines took, and add it to the job's result: the step hands it to report and metadata."""
-    log.info("%s", line(attempts))
+    log.info("%s%s", line(attempts), " so far" if attempts[-1].ended == "detached" else "")
     result, found = job.read_result(), report(attempts)
     if result is not None:
+        remember(job.read_job(), result, attempts)
         phases = {name: value for name, value in found["phases"].items() if name != "job_s"}
         spent = {"cost_usd": "n/a" if found["usd"] is None else found["usd"], "machine_attempts": len(attempts)}
         job.write_result({**result, **spent, "cost": found, "phases": {**phases, **(result.get("phases") or {})}})
