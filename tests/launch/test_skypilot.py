@@ -354,7 +354,7 @@ def test_skypilots_copies_of_secrets_are_deleted(tmp_path: Path) -> None:
 
 
 def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    following = Following(None, JobDir(tmp_path), None, Clock(), mirror=False)  # type: ignore[arg-type]
+    following = Following(None, JobDir(tmp_path), None, Clock(), None, mirror=False)  # type: ignore[arg-type]
     for text in ("[W1128 09:15:43.046744168 socket.cpp:207] [c10d] no name", "step 1/8", "W1128 09:15:43.04 1 torch"):
         following.show(f"(head, rank=0, pid=12) {text}")
     following.show("(worker1, rank=1, pid=12, ip=10.0.0.2) from another machine")
@@ -368,7 +368,13 @@ def test_a_disk_that_is_too_small_is_refused(job: JobDir, tmp_path: Path) -> Non
     upload.stage(job, place)
     with (place / "job" / "inputs" / "weights" / "model.safetensors").open("wb") as file:
         file.truncate(2_000_000_000)  # a hole: 2 GB of nothing
-    upload.refuse_small_disk(place, config(), None)
-    upload.refuse_small_disk(place, config(), 100)
+    inputs = place / "job" / "inputs"
+    upload.refuse_small_disk(inputs, config(), None)
+    upload.refuse_small_disk(inputs, config(), 100)
     with pytest.raises(UserError, match=r"compute\.disk_size=40: .* need about 51 GB"):
-        upload.refuse_small_disk(place, config(), 40)
+        upload.refuse_small_disk(inputs, config(), 40)
+    upload.refuse_small_disk(inputs, config(checkpoint={"store": "s3://bucket/runs"}), 40)
+    with (inputs / "huge.arrow").open("wb") as file:
+        file.truncate(300 * 10**9)
+    with pytest.raises(UserError, match=r"disk_size=256 \(SkyPilot's own size\): .* need about 351 GB"):
+        upload.refuse_small_disk(inputs, config(), None)

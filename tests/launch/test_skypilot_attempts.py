@@ -14,8 +14,9 @@ import pytest
 
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
-from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, ending
+from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, ending, launcher
 from skytune.launch.skypilot.choosing import Plan
+from skytune.launch.skypilot.passing import Passing
 from skytune.launch.skypilot.waiting import Pending
 
 exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
@@ -41,6 +42,7 @@ class Script:
     acts: list[Act] = field(default_factory=lambda: [Act()])
     there: tuple[int | None, bool] = (None, False)
     plan: Plan = PLAN
+    passing: Passing | None = None
     down_fails: int = 0
     launching: Callable[[], None] = lambda: None
     launches: list[dict[str, Any]] = field(default_factory=list)
@@ -91,6 +93,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
         def fetch(self, names: list[str], root: Path, tick: Any, nodes: slice = slice(0, 1)) -> None:
             act, job = played.acts[0], JobDir(root)
+            played.done.append(f"fetched {' '.join(names)}") if played.passing else None
             if act.status and "outputs" in names:
                 job.write_result({"status": act.status, "world_size": 1, "steps": 5})
             if act.error and "outputs" in names:
@@ -114,7 +117,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
                 played.acts.pop(0) if len(played.acts) > 1 else None
 
     monkeypatch.setattr(attempts, "Cluster", Cluster)
-    monkeypatch.setattr(attempts, "stage", lambda job, folder: folder.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(launcher.Passing, "of", lambda config, key: played.passing)
+    monkeypatch.setattr(attempts, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(attempts, "forget", lambda secrets: 0)
     monkeypatch.setattr(ending.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(attempt.Following, "_sleep", lambda self, seconds: self.tick())
@@ -125,9 +129,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 def run(tmp_path: Path) -> Callable[..., JobDir]:
     """Return a function that runs a job by the script."""
 
-    def start(launch: dict[str, Any] | None = None, **compute: Any) -> JobDir:
+    def start(launch: dict[str, Any] | None = None, store: str | None = None, **compute: Any) -> JobDir:
         job = JobDir(tmp_path / "runs" / "a_run-0123456789ab")
-        config = from_dict(RunConfig, {"launch": launch or {}})
+        config = from_dict(RunConfig, {"launch": launch or {}, "checkpoint": {"store": store}})
         job.root.mkdir(parents=True, exist_ok=True)
         job.write_job(Job(kind="train", run_key="k", config=config, labels=["a", "b"]))
         SkyPilotLauncher({"infra": "aws"}).run(job, ComputeConfig(**compute))
@@ -239,3 +243,49 @@ def test_what_is_left_of_a_failed_launch_is_taken_down_first(script: Script, run
     script.there = (0, False)
     run()
     assert script.done == ["down", "down"] and len(script.launches) == 1
+
+
+class Bucket:
+    """Stands in for `Passing`, which is tested with a real protocol: what lies in the store, and what was done."""
+
+    url = "s3://bucket/runs"
+
+    def __init__(self, left: bool = False) -> None:
+        self.there, self.done = left, list[str]()
+
+    def send(self, inputs: Path, listing: Path) -> int:
+        self.done.append("sent")
+        return 5
+
+    def left(self) -> dict[int, dict[str, Any]]:
+        return {0: {"files": ["result.json"], "code": None}} if self.there else {}
+
+    def collect(self, job: JobDir) -> bool:
+        if "sent" in self.done or self.there:
+            job.write_result({"status": "completed", "world_size": 1, "steps": 5})
+            return True
+        return False
+
+    def forget(self) -> None:
+        self.done.append("forgot")
+        self.there = False
+
+
+def test_outputs_in_the_store_need_no_machine_any_more(script: Script, run: Callable[..., JobDir]) -> None:
+    bucket = Bucket()
+    script.passing = bucket  # type: ignore[assignment]
+    run(store="s3://bucket/runs")
+    assert bucket.done == ["sent", "forgot", "forgot"] and script.done == ["down"], "nothing was fetched from machines"
+
+
+def test_results_of_a_job_that_outlived_its_driver_and_its_machines_are_taken(
+    script: Script, run: Callable[..., JobDir]
+) -> None:
+    bucket = Bucket(left=True)
+    script.passing = bucket  # type: ignore[assignment]
+    job = run(store="s3://bucket/runs")
+    assert not script.launches and not script.done and bucket.done == ["forgot"]
+    result = job.read_result()
+    assert result is not None and result["cost_usd"] == "n/a", "what nobody saw is not free"
+    run(store="s3://bucket/runs")
+    assert len(script.launches) == 1, "a run that was handed out runs again"

@@ -16,6 +16,7 @@ from ..follow import STAMP, records
 from ..stopping import Stopping
 from .cluster import Cluster
 from .cost import Clock
+from .exchange import Exchange
 from .verdict import ENDED, End
 from .waiting import Pending
 
@@ -44,8 +45,11 @@ NOISE = re.compile(r"\[?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
 class Following:
     """Follows a job on a cluster; says what rank 0 says."""
 
-    def __init__(self, cluster: Cluster, job: JobDir, stopping: Stopping, clock: Clock, *, mirror: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, job: JobDir, stopping: Stopping, clock: Clock, exchange: Exchange, *, mirror: bool
+    ) -> None:
         self.cluster, self.job, self.stopping, self.clock = cluster, job, stopping, clock
+        self.exchange = exchange
         self.mirror = mirror
         """Whether checkpoints lie on the machine alone."""
         self.tail: deque[str] = deque(maxlen=200)
@@ -98,11 +102,13 @@ class Following:
         """Bring back what the job left; from a cluster that is not whole, what can still be had."""
         self.clock.enter("collect_s")
         names = ["outputs", *(["checkpoints"] if self.mirror else [])]
+        passed = self.exchange.collect(self.tick)
         if status == "SUCCEEDED":
-            self.cluster.fetch(names, self.job.root, self.tick)
+            if not passed:
+                self.cluster.fetch(names, self.job.root, self.tick)
             return self._end(status, "UP")
         state = self._state()
-        if state != "GONE":
+        if state != "GONE" and not passed:
             self._fetch(names)
             self._fetch(["outputs/logs"], slice(1, None))
         if state == "UP" and status != "FAILED_SETUP":

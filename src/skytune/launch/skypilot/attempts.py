@@ -3,6 +3,7 @@
 import logging
 import signal
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from .choosing import Plan, announce, enter, refuse_dear
 from .cluster import Cluster
 from .cost import NO_MACHINE, Attempt, Clock
 from .ending import keep, take_down
+from .exchange import Exchange
 from .machine import processes
 from .traces import forget, values_of
 from .upload import refuse_small_disk, stage
@@ -35,6 +37,7 @@ class Attempts:
     compute: ComputeConfig
     """Completed by the stack's."""
     stopping: Stopping
+    exchange: Exchange
     made: list[Attempt] = field(default_factory=list)
     launch_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -85,13 +88,18 @@ class Attempts:
         """
         clock = Clock()
         cluster = Cluster(self.name, self.job.logs / "skypilot.log")
-        following = Following(cluster, self.job, self.stopping, clock, mirror=self.config.checkpoint.store is None)
+        mirror = self.config.checkpoint.store is None
+        following = Following(cluster, self.job, self.stopping, clock, self.exchange, mirror=mirror)
         attempt = Attempt(machine="", nodes=self.nodes, hourly_usd=None, ended="not launched")
         found, leave = None, False
         try:
             clock.enter("plan_s")
             forget_last_attempt(self.job)
             there = None if self.made else self._attach(cluster, following, attempt)
+            if there is None and not self.made and self._left_behind(following.tick):
+                attempt.machine, attempt.ended, found, leave = "machines that are gone", "done", Verdict.done, True
+                self.made.append(attempt)
+                return found, following
             if there is None:
                 number, plan = self._launch(cluster, following, attempt, spot)
             else:
@@ -102,6 +110,7 @@ class Attempts:
                 raise Detached(self._how_to_go_on())
             end = following.collect(following.to_the_end(number))
             found = verdict(end)
+            self.exchange.forget(following.tick)
             if found is Verdict.done:
                 self._check_world(end.result or {}, plan)
             attempt.ended = found.value
@@ -127,12 +136,14 @@ class Attempts:
     ) -> tuple[int, Plan]:  # fmt: skip
         """Choose a machine, say which, bring it up; return the job's number and the choice."""
         upload = self.job.root / "upload"
-        stage(self.job, upload)
-        refuse_small_disk(upload, self.config, self.compute.disk_size)
+        refuse_small_disk(self.job.inputs, self.config, self.compute.disk_size)
+        stage(self.job, upload, inputs=self.exchange.passing is None)
         plan = cluster.plan(self._task(upload, spot, None), following.tick)
         refuse_dear(plan, self.compute)
         enter(attempt, plan)
         announce(self.job.read_job(), plan, self.nodes, self.name)
+        self.exchange.send(upload, following.tick)
+        self.exchange.forget(following.tick)
         self.made.append(attempt)  # from now on there may be machines
         following.clock.enter("provision_s")
         minutes = self.compute.idle_minutes_to_autostop or 10
@@ -149,6 +160,13 @@ class Attempts:
             log.info("got %s", attempt.machine)
             refuse_dear(real, self.compute)
         return number, plan
+
+    def _left_behind(self, tick: Callable[[], None]) -> bool:
+        """Take the results of a job whose machines are gone already; a run that is to begin anew does not."""
+        found = self.config.resume == "auto" and self.exchange.left_behind(tick)
+        if not found:
+            forget_last_attempt(self.job)
+        return found
 
     def _attach(self, cluster: Cluster, following: Following, attempt: Attempt) -> tuple[int, Plan] | None:
         """Return the job that a driver which died left running for this very run; what is no use is taken down."""

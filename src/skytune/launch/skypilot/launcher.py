@@ -14,8 +14,10 @@ from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
 from .attempts import Attempts
 from .cost import Attempt, line, report
+from .exchange import Exchange
 from .expected import remember
 from .machine import STORE, VARIABLE, merged
+from .passing import Passing
 from .words import require
 
 log = logging.getLogger(__name__)
@@ -61,10 +63,11 @@ class SkyPilotLauncher:
         config = job.read_job().config
         compute = merged(self.stack, compute)
         _refuse_local_store(config)
+        passing = Passing.of(config, job.read_job().run_key)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.stop_seconds + STOP_GRACE_SECONDS) as stopping:
-            running = Attempts(job, config, compute, stopping)
+            running = Attempts(job, config, compute, stopping, Exchange(job, passing))
             try:
                 running.to_the_end()
             finally:
