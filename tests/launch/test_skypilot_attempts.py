@@ -14,7 +14,7 @@ import pytest
 
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
-from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, ending, launcher
+from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, cluster, ending, launcher
 from skytune.launch.skypilot.choosing import Plan
 from skytune.launch.skypilot.passing import Passing
 from skytune.launch.skypilot.waiting import Pending
@@ -54,10 +54,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """The script that the cluster plays."""
     played = Script()
 
-    class Cluster:
-        def __init__(self, name: str, record: Path) -> None:
-            self.name, self.record = name, record
-
+    class Cluster(cluster.Cluster):
         def last_job(self, tick: Any) -> tuple[int | None, bool]:
             return played.there
 

@@ -45,6 +45,6 @@ def take_down(cluster: Cluster, compute: ComputeConfig) -> None:
             reason = "interrupted"
             break
     raise UserError(
-        f"machines of the cluster {cluster.name} may still run and cost money ({reason}): remove them with "
-        f"`sky down {cluster.name}`; they take themselves down after {compute.idle_minutes_to_autostop} idle minutes"
+        f"machines of {cluster.name} may still run and cost money ({reason}): remove them with "
+        f"`{cluster.stop_command}`; they take themselves down after {compute.idle_minutes_to_autostop} idle minutes"
     )
