@@ -61,8 +61,9 @@ def test_what_compute_says_is_said_of_the_one_machine() -> None:
 
 
 def test_with_our_step_operator_the_machine_is_the_training_steps() -> None:
-    found = whole.pipeline_settings(Client(operator=True), config(accelerators="A10G:4", num_nodes=2))  # type: ignore[arg-type]
-    assert list(found) == ["docker"]
+    for asked in (config(accelerators="A10G:4", num_nodes=2), config(instance_type="g5.12xlarge")):
+        found = whole.pipeline_settings(Client(operator=True), asked)  # type: ignore[arg-type]
+        assert list(found) == ["docker"] and found["docker"].dockerfile.endswith("Dockerfile.cpu")
 
 
 def test_a_machine_by_name_needs_to_be_said_to_have_gpus() -> None:

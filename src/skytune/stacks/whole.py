@@ -56,8 +56,10 @@ def pipeline_settings(client: "Client", config: RunConfig) -> dict[str, Any]:
     found = orchestrator_of(client)
     if found.flavor_name == "local":
         return {}
+    if operator_of(client, config.compute) is not None:  # GPUs are those of the training step's own machines
+        return {"docker": docker_settings(cuda=False)}
     settings: dict[str, Any] = {"docker": docker_settings(cuda=_on_gpus(config.compute))}
-    if brings_machine(client) and operator_of(client, config.compute) is None:
+    if brings_machine(client):
         settings[f"orchestrator.{found.flavor_name}"] = machine(config.compute)
     return settings
 
@@ -138,7 +140,7 @@ def refuse_lost(client: "Client", name: str, settings: dict[str, Any]) -> None:
 def _on_gpus(compute: ComputeConfig) -> bool:
     if compute.instance_type and compute.device is Device.auto:
         raise ConfigError(
-            f"compute.instance_type={compute.instance_type}: whether the container of ZenML's orchestrator gets GPUs has "
-            "to be said: compute.device=cuda or compute.device=cpu"
+            f"compute.instance_type={compute.instance_type}: whether the container of ZenML's orchestrator gets GPUs "
+            "has to be said: compute.device=cuda or compute.device=cpu"
         )
     return compute.device is Device.cuda or (compute.device is Device.auto and bool(compute.accelerators))
