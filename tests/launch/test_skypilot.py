@@ -368,6 +368,23 @@ def test_skypilots_copies_of_secrets_are_deleted(tmp_path: Path) -> None:
     assert forget(set(), tmp_path) == 0
 
 
+def test_scripts_and_records_with_secrets_are_deleted_once_the_machines_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, temporary = tmp_path / ".sky" / "api_server", tmp_path / "tmp"
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    secret = "hf_canary0123456789"
+    held = [tmp_path / ".sky/generated/mine.yml", tmp_path / ".sky/managed_jobs/mine-1.env", temporary / "sky_setup_x"]
+    others = [tmp_path / ".sky/managed_jobs/other.env", temporary / "sky_app_young", temporary / "mine.txt"]
+    for file in (*held, *others):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"TOKEN={secret}")
+    os.utime(held[2], (0, 0))
+    assert forget({secret}, server) == 0, "machines that run need them"
+    assert forget({secret}, server, ended="mine") == 3
+    assert not [file for file in held if file.exists()] and all(file.exists() for file in others)
+
+
 def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     following = Following(None, JobDir(tmp_path), None, Clock(), None, mirror=False)  # type: ignore[arg-type]
     for text in ("[W1128 09:15:43.046744168 socket.cpp:207] [c10d] no name", "step 1/8", "W1128 09:15:43.04 1 torch"):

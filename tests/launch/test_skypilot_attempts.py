@@ -47,6 +47,8 @@ class Script:
     launching: Callable[[], None] = lambda: None
     launches: list[dict[str, Any]] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
+    forgot: list[str] = field(default_factory=list)
+    """Of which cluster all copies of secrets were deleted, at the end of each run."""
 
 
 @pytest.fixture
@@ -117,6 +119,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(launcher.Passing, "of", lambda config, key: played.passing)
     monkeypatch.setattr(attempts, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(attempts, "forget", lambda secrets: 0)
+    monkeypatch.setattr(launcher, "forget", lambda secrets, ended: played.forgot.append(ended))
     monkeypatch.setattr(ending.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(attempt.Following, "_sleep", lambda self, seconds: self.tick())
     return played
@@ -142,7 +145,7 @@ LOST = Act(job="LOST", cluster="INIT", status=None)
 
 def test_a_job_is_launched_once_and_its_machines_are_taken_down(script: Script, run: Callable[..., JobDir]) -> None:
     job = run(use_spot=True)
-    assert len(script.launches) == 1 and script.done == ["down"]
+    assert len(script.launches) == 1 and script.done == ["down"] and script.forgot == ["skytune-a-run-0123456789ab"]
     result = job.read_result()
     assert result is not None and result["machine_attempts"] == 1 and result["cost"]["attempts"][0]["ended"] == "done"
     assert not (job.root / "upload").exists()
@@ -224,7 +227,7 @@ def test_a_stop_while_machines_come_up_ends_the_launch(script: Script, run: Call
 def test_a_job_is_left_alone_if_asked_for_and_found_again(script: Script, run: Callable[..., JobDir]) -> None:
     with pytest.raises(Detached, match="the cluster skytune-a-run-0123456789ab"):
         run({"detach": True})
-    assert script.done == []
+    assert script.done == [] and script.forgot == [""], "machines still need what SkyPilot keeps of them"
     script.there = (1, True)
     job = run()
     assert len(script.launches) == 1 and script.done == ["down"]

@@ -49,6 +49,7 @@ class Server:
     at: dict[int, Callable[[], None]] = field(default_factory=dict)
     """What happens at which question."""
     count: int = 0
+    forgot: list[str] = field(default_factory=list)
 
     def launch(self, task: Any, name: str) -> Callable[[], Any]:
         self.asked.append(f"launch {name}")
@@ -113,6 +114,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(managed.ManagedJob, "plan", lambda self, task, tick: PLAN)
     monkeypatch.setattr(attempts, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(attempts, "forget", lambda secrets: 0)
+    monkeypatch.setattr(launcher, "forget", lambda secrets, ended: played.forgot.append(ended))
     monkeypatch.setattr(launcher.Passing, "of", lambda config, key: Bucket(played) if config.checkpoint.store else None)
     monkeypatch.setattr(attempt.Following, "_sleep", lambda self, seconds: self.tick())
     yield played

@@ -12,6 +12,7 @@ from ...config import ComputeConfig, RecoveryMode, RunConfig, UserError
 from ...job import JobDir
 from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
+from . import scripts
 from .attempts import Attempts
 from .cost import Attempt, line, report
 from .exchange import Exchange
@@ -19,6 +20,7 @@ from .expected import remember
 from .machine import STORE, VARIABLE, merged
 from .managed import refuse
 from .passing import Passing
+from .traces import forget, values_of
 from .words import require
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,9 @@ class SkyPilotLauncher:
                 running.to_the_end()
             finally:
                 shutil.rmtree(job.root / "upload", ignore_errors=True)
+                # Again: a launch that was given up is done with only now.
+                ended = "" if config.launch.detach else running.name
+                forget(values_of(scripts.secrets(config)), ended=ended)
                 if running.made:
                     _tell_cost(job, running.made)
 
