@@ -112,6 +112,31 @@ def test_missing_gpus_are_refused_before_data_is_read() -> None:
         check_gpus(64)
 
 
+@pytest.mark.parametrize(
+    ("smi", "said"),
+    [
+        ("| NVIDIA-SMI 535.183.01  Driver Version: 535.183.01  CUDA Version: 12.2 |",
+         r"this machine's driver \(535\.183\.01\) is for CUDA 12\.2, torch [\w.+]+ needs 13\.0: compute\.image_id"),
+        ("| NVIDIA-SMI 580.65.06  Driver Version: 580.65.06  CUDA Version: 13.0 |",
+         r"4 GPUs were asked for on every machine, torch finds 0 \(driver 580\.65\.06\)"),
+        ("", r"torch finds 0 \(no NVIDIA driver answers there\)"),
+    ],
+    ids=["too-old", "new-enough", "none"],
+)  # fmt: skip
+def test_a_driver_too_old_for_torch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smi: str, said: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{smi}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=said):
+        check_gpus(4)
+    check_gpus(0)
+
+
 def test_a_machine_without_its_gpus_leaves_the_reason(tmp_path: Path) -> None:
     env = {**os.environ, "SKYTUNE_GPUS_EACH": "4", "SKYTUNE_PROCESSES_EACH": "4", "SKYPILOT_NODE_RANK": "1"}
     words = [sys.executable, "-m", "skytune.launch.skypilot.node", str(tmp_path)]

@@ -212,6 +212,29 @@ def test_machines_of_a_failed_job_are_kept_if_asked_for(
     with pytest.raises(UserError):
         run(keep_on_failure_minutes=30)
     assert script.done == ["down in 30"]
+    name = "skytune-a-run-0123456789ab"
+    assert f"kept for 30 idle minutes ($3.60 an hour, $1.80 in all): `sky status` and then `ssh {name}`" in caplog.text
+    assert f"`sky down {name}` ends it" in caplog.text
+
+
+def test_machines_that_cannot_be_kept_are_taken_down(
+    script: Script, run: Callable[..., JobDir], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(cluster: Any, minutes: int) -> None:
+        raise RuntimeError("does not answer")
+
+    monkeypatch.setattr(attempts.Cluster, "autodown", refuse)
+    script.acts = [Act(job="FAILED", status=None)]
+    with pytest.raises(UserError):
+        run(keep_on_failure_minutes=30)
+    assert script.done == ["down"] and "cannot keep the machines (does not answer)" in caplog.text
+
+
+def test_machines_of_a_job_that_was_stopped_are_not_kept(script: Script, run: Callable[..., JobDir]) -> None:
+    script.launching = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(keep_on_failure_minutes=30)
+    assert script.done == ["gave up", "down"]
 
 
 def test_a_stop_while_machines_come_up_ends_the_launch(script: Script, run: Callable[..., JobDir]) -> None:
@@ -225,7 +248,11 @@ def test_a_stop_while_machines_come_up_ends_the_launch(script: Script, run: Call
 
 
 def test_a_job_is_left_alone_if_asked_for_and_found_again(script: Script, run: Callable[..., JobDir]) -> None:
-    with pytest.raises(Detached, match="the cluster skytune-a-run-0123456789ab"):
+    name = "skytune-a-run-0123456789ab"
+    said = (
+        rf"the cluster {name}, .* 10 minutes after .* same command without launch\.detach .*`sky down {name}` stops it"
+    )
+    with pytest.raises(Detached, match=said):
         run({"detach": True})
     assert script.done == [] and script.forgot == [""], "machines still need what SkyPilot keeps of them"
     script.there = (1, True)
