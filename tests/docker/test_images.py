@@ -73,7 +73,8 @@ def test_bases_are_pinned_to_a_version(file: str) -> None:
 @each_image
 def test_it_does_not_run_as_root(file: str) -> None:
     last = stages(file)[-1]
-    users = [step.rest for step in last if step.word == "USER"]
+    given = dict(step.rest.split("=", 1) for step in last if step.word == "ARG" and "=" in step.rest)
+    users = [given.get(step.rest.removeprefix("$"), step.rest) for step in last if step.word == "USER"]
     assert users and users[-1] not in ("root", "0")
     assert any(f"useradd --create-home --uid 1000 {users[-1]}" in step.rest for step in last if step.word == "RUN")
     after = last[[step.word for step in last].index("USER") :]

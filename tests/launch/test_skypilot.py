@@ -22,7 +22,7 @@ from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryCon
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.nodes import Nodes, node_addresses
 from skytune.launch.several import agent
-from skytune.launch.skypilot import asks_for_machines, merged, scripts, upload
+from skytune.launch.skypilot import asks_for_machines, merged, node, scripts, upload
 from skytune.launch.skypilot.attempt import PREFIX, Following
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources
@@ -112,6 +112,31 @@ def test_missing_gpus_are_refused_before_data_is_read() -> None:
         check_gpus(64)
 
 
+@pytest.mark.parametrize(
+    ("smi", "said"),
+    [
+        ("| NVIDIA-SMI 535.183.01  Driver Version: 535.183.01  CUDA Version: 12.2 |",
+         r"this machine's driver \(535\.183\.01\) is for CUDA 12\.2, torch [\w.+]+ needs 13\.0: compute\.image_id"),
+        ("| NVIDIA-SMI 580.65.06  Driver Version: 580.65.06  CUDA Version: 13.0 |",
+         r"4 GPUs were asked for on every machine, torch finds 0 \(driver 580\.65\.06\)"),
+        ("", r"torch finds 0 \(no NVIDIA driver answers there\)"),
+    ],
+    ids=["too-old", "new-enough", "none"],
+)  # fmt: skip
+def test_a_driver_too_old_for_torch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smi: str, said: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{smi}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=said):
+        check_gpus(4)
+    check_gpus(0)
+
+
 def test_a_machine_without_its_gpus_leaves_the_reason(tmp_path: Path) -> None:
     env = {**os.environ, "SKYTUNE_GPUS_EACH": "4", "SKYTUNE_PROCESSES_EACH": "4", "SKYPILOT_NODE_RANK": "1"}
     words = [sys.executable, "-m", "skytune.launch.skypilot.node", str(tmp_path)]
@@ -140,6 +165,21 @@ def test_a_job_that_takes_too_long_is_ended_with_the_reason(tmp_path: Path, run_
     ended = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 1 and "ended after compute.max_hours=" in ended.stdout
     assert any(error.user for error in job.read_errors().values())
+
+
+@pytest.mark.parametrize(
+    ("managed", "status", "code"), [("1", "preempted", 75), ("", "preempted", 0), ("1", "completed", 0)]
+)
+def test_what_saved_because_it_is_taken_away_asks_skypilots_controller_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, managed: str, status: str, code: int
+) -> None:
+    job = JobDir(tmp_path)
+    job.write_job(Job(kind="train", run_key="k", config=config(), labels=["a", "b"]))
+    job.write_result({"status": status})
+    monkeypatch.setenv("SKYTUNE_MANAGED", managed)
+    monkeypatch.setattr(node, "agent", lambda *words: [sys.executable, "-c", ""])
+    monkeypatch.setattr(node.signal, "signal", lambda *words: None)
+    assert node.main([str(tmp_path)]) == code
 
 
 # What is sent.
@@ -282,7 +322,14 @@ def test_lost_attempts_are_counted_and_unknown_prices_are_not_zero() -> None:
     done = Attempt(machine="a", nodes=2, hourly_usd=3.6, ended="done", phases={"provision_s": 50.0, "job_s": 150.0})
     found = report([lost, done])
     assert found["usd"] == pytest.approx(0.3) and found["phases"]["lost_s"] == 100.0
-    assert found["phases"]["job_s"] == 150.0 and "2 attempts" in line([lost, done])
+    assert found["phases"]["job_s"] == 150.0
+    assert found["usd_by_phase"] == pytest.approx(
+        {"provision_s": 0.05, "setup_s": 0, "job_s": 0.15, "idle_s": 0, "collect_s": 0, "down_s": 0, "lost_s": 0.1}
+    )
+    said = (
+        "cost: about $0.30, 2 attempts: provisioning 50 s ($0.05), training 150 s ($0.15), lost attempts 100 s ($0.10)"
+    )
+    assert line([lost, done]) == said
     unknown = Attempt(machine="b", nodes=1, hourly_usd=None, ended="done", phases={"job_s": 1.0})
     assert report([lost, unknown])["usd"] is None and "n/a" in line([lost, unknown])
     nothing = Attempt(machine="b", nodes=1, hourly_usd=None, ended="no machine", phases={"provision_s": 9.0})
@@ -346,8 +393,25 @@ def test_skypilots_copies_of_secrets_are_deleted(tmp_path: Path) -> None:
     assert forget(set(), tmp_path) == 0
 
 
+def test_scripts_and_records_with_secrets_are_deleted_once_the_machines_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, temporary = tmp_path / ".sky" / "api_server", tmp_path / "tmp"
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    secret = "hf_canary0123456789"
+    held = [tmp_path / ".sky/generated/mine.yml", tmp_path / ".sky/managed_jobs/mine-1.env", temporary / "sky_setup_x"]
+    others = [tmp_path / ".sky/managed_jobs/other.env", temporary / "sky_app_young", temporary / "mine.txt"]
+    for file in (*held, *others):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"TOKEN={secret}")
+    os.utime(held[2], (0, 0))
+    assert forget({secret}, server) == 0, "machines that run need them"
+    assert forget({secret}, server, ended="mine") == 3
+    assert not [file for file in held if file.exists()] and all(file.exists() for file in others)
+
+
 def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    following = Following(None, JobDir(tmp_path), None, Clock(), mirror=False)  # type: ignore[arg-type]
+    following = Following(None, JobDir(tmp_path), None, Clock(), None, mirror=False)  # type: ignore[arg-type]
     for text in ("[W1128 09:15:43.046744168 socket.cpp:207] [c10d] no name", "step 1/8", "W1128 09:15:43.04 1 torch"):
         following.show(f"(head, rank=0, pid=12) {text}")
     following.show("(worker1, rank=1, pid=12, ip=10.0.0.2) from another machine")
@@ -361,7 +425,13 @@ def test_a_disk_that_is_too_small_is_refused(job: JobDir, tmp_path: Path) -> Non
     upload.stage(job, place)
     with (place / "job" / "inputs" / "weights" / "model.safetensors").open("wb") as file:
         file.truncate(2_000_000_000)  # a hole: 2 GB of nothing
-    upload.refuse_small_disk(place, config(), None)
-    upload.refuse_small_disk(place, config(), 100)
+    inputs = place / "job" / "inputs"
+    upload.refuse_small_disk(inputs, config(), None)
+    upload.refuse_small_disk(inputs, config(), 100)
     with pytest.raises(UserError, match=r"compute\.disk_size=40: .* need about 51 GB"):
-        upload.refuse_small_disk(place, config(), 40)
+        upload.refuse_small_disk(inputs, config(), 40)
+    upload.refuse_small_disk(inputs, config(checkpoint={"store": "s3://bucket/runs"}), 40)
+    with (inputs / "huge.arrow").open("wb") as file:
+        file.truncate(300 * 10**9)
+    with pytest.raises(UserError, match=r"disk_size=256 \(SkyPilot's own size\): .* need about 351 GB"):
+        upload.refuse_small_disk(inputs, config(), None)

@@ -14,8 +14,9 @@ import pytest
 
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
-from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts
-from skytune.launch.skypilot.cluster import Plan
+from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, cluster, ending, launcher
+from skytune.launch.skypilot.choosing import Plan
+from skytune.launch.skypilot.passing import Passing
 from skytune.launch.skypilot.waiting import Pending
 
 exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
@@ -41,10 +42,13 @@ class Script:
     acts: list[Act] = field(default_factory=lambda: [Act()])
     there: tuple[int | None, bool] = (None, False)
     plan: Plan = PLAN
+    passing: Passing | None = None
     down_fails: int = 0
     launching: Callable[[], None] = lambda: None
     launches: list[dict[str, Any]] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
+    forgot: list[str] = field(default_factory=list)
+    """Of which cluster all copies of secrets were deleted, at the end of each run."""
 
 
 @pytest.fixture
@@ -52,10 +56,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """The script that the cluster plays."""
     played = Script()
 
-    class Cluster:
-        def __init__(self, name: str, record: Path) -> None:
-            self.name, self.record = name, record
-
+    class Cluster(cluster.Cluster):
         def last_job(self, tick: Any) -> tuple[int | None, bool]:
             return played.there
 
@@ -91,6 +92,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
         def fetch(self, names: list[str], root: Path, tick: Any, nodes: slice = slice(0, 1)) -> None:
             act, job = played.acts[0], JobDir(root)
+            played.done.append(f"fetched {' '.join(names)}") if played.passing else None
             if act.status and "outputs" in names:
                 job.write_result({"status": act.status, "world_size": 1, "steps": 5})
             if act.error and "outputs" in names:
@@ -98,6 +100,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
         def touch(self, name: str, tick: Any) -> None:
             played.done.append(f"touched {name}")
+
+        def so_far(self, job: int, tick: Any) -> dict[str, float]:
+            return {"provision_s": 60.0, "job_s": 600.0, "idle_s": 300.0}
 
         def autodown(self, minutes: int) -> None:
             played.done.append(f"down in {minutes}")
@@ -111,9 +116,11 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
                 played.acts.pop(0) if len(played.acts) > 1 else None
 
     monkeypatch.setattr(attempts, "Cluster", Cluster)
-    monkeypatch.setattr(attempts, "stage", lambda job, folder: folder.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(launcher.Passing, "of", lambda config, key: played.passing)
+    monkeypatch.setattr(attempts, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(attempts, "forget", lambda secrets: 0)
-    monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(launcher, "forget", lambda secrets, ended: played.forgot.append(ended))
+    monkeypatch.setattr(ending.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(attempt.Following, "_sleep", lambda self, seconds: self.tick())
     return played
 
@@ -122,9 +129,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 def run(tmp_path: Path) -> Callable[..., JobDir]:
     """Return a function that runs a job by the script."""
 
-    def start(launch: dict[str, Any] | None = None, **compute: Any) -> JobDir:
+    def start(launch: dict[str, Any] | None = None, store: str | None = None, **compute: Any) -> JobDir:
         job = JobDir(tmp_path / "runs" / "a_run-0123456789ab")
-        config = from_dict(RunConfig, {"launch": launch or {}})
+        config = from_dict(RunConfig, {"launch": launch or {}, "checkpoint": {"store": store}})
         job.root.mkdir(parents=True, exist_ok=True)
         job.write_job(Job(kind="train", run_key="k", config=config, labels=["a", "b"]))
         SkyPilotLauncher({"infra": "aws"}).run(job, ComputeConfig(**compute))
@@ -138,7 +145,7 @@ LOST = Act(job="LOST", cluster="INIT", status=None)
 
 def test_a_job_is_launched_once_and_its_machines_are_taken_down(script: Script, run: Callable[..., JobDir]) -> None:
     job = run(use_spot=True)
-    assert len(script.launches) == 1 and script.done == ["down"]
+    assert len(script.launches) == 1 and script.done == ["down"] and script.forgot == ["skytune-a-run-0123456789ab"]
     result = job.read_result()
     assert result is not None and result["machine_attempts"] == 1 and result["cost"]["attempts"][0]["ended"] == "done"
     assert not (job.root / "upload").exists()
@@ -205,6 +212,29 @@ def test_machines_of_a_failed_job_are_kept_if_asked_for(
     with pytest.raises(UserError):
         run(keep_on_failure_minutes=30)
     assert script.done == ["down in 30"]
+    name = "skytune-a-run-0123456789ab"
+    assert f"kept for 30 idle minutes ($3.60 an hour, $1.80 in all): `sky status` and then `ssh {name}`" in caplog.text
+    assert f"`sky down {name}` ends it" in caplog.text
+
+
+def test_machines_that_cannot_be_kept_are_taken_down(
+    script: Script, run: Callable[..., JobDir], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(cluster: Any, minutes: int) -> None:
+        raise RuntimeError("does not answer")
+
+    monkeypatch.setattr(attempts.Cluster, "autodown", refuse)
+    script.acts = [Act(job="FAILED", status=None)]
+    with pytest.raises(UserError):
+        run(keep_on_failure_minutes=30)
+    assert script.done == ["down"] and "cannot keep the machines (does not answer)" in caplog.text
+
+
+def test_machines_of_a_job_that_was_stopped_are_not_kept(script: Script, run: Callable[..., JobDir]) -> None:
+    script.launching = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(keep_on_failure_minutes=30)
+    assert script.done == ["gave up", "down"]
 
 
 def test_a_stop_while_machines_come_up_ends_the_launch(script: Script, run: Callable[..., JobDir]) -> None:
@@ -218,15 +248,71 @@ def test_a_stop_while_machines_come_up_ends_the_launch(script: Script, run: Call
 
 
 def test_a_job_is_left_alone_if_asked_for_and_found_again(script: Script, run: Callable[..., JobDir]) -> None:
-    with pytest.raises(Detached, match="the cluster skytune-a-run-0123456789ab"):
+    name = "skytune-a-run-0123456789ab"
+    said = (
+        rf"the cluster {name}, .* 10 minutes after .* same command without launch\.detach .*`sky down {name}` stops it"
+    )
+    with pytest.raises(Detached, match=said):
         run({"detach": True})
-    assert script.done == []
+    assert script.done == [] and script.forgot == [""], "machines still need what SkyPilot keeps of them"
     script.there = (1, True)
-    run()
+    job = run()
     assert len(script.launches) == 1 and script.done == ["down"]
+    result = job.read_result()
+    assert result is not None
+    found = result["cost"]["phases"]
+    assert (found["provision_s"], found["job_s"]) == (60.0, 600.0), "what it took before anybody came counts"
+    assert found["idle_s"] >= 300.0 and result["phases"]["idle_s"] == found["idle_s"]
+    assert result["cost"]["usd"] == pytest.approx(960 / 1000, abs=0.1)
 
 
 def test_what_is_left_of_a_failed_launch_is_taken_down_first(script: Script, run: Callable[..., JobDir]) -> None:
     script.there = (0, False)
     run()
     assert script.done == ["down", "down"] and len(script.launches) == 1
+
+
+class Bucket:
+    """Stands in for `Passing`, which is tested with a real protocol: what lies in the store, and what was done."""
+
+    url = "s3://bucket/runs"
+
+    def __init__(self, left: bool = False) -> None:
+        self.there, self.done = left, list[str]()
+
+    def send(self, inputs: Path, listing: Path) -> int:
+        self.done.append("sent")
+        return 5
+
+    def left(self) -> dict[int, dict[str, Any]]:
+        return {0: {"files": ["result.json"], "code": None}} if self.there else {}
+
+    def collect(self, job: JobDir) -> bool:
+        if "sent" in self.done or self.there:
+            job.write_result({"status": "completed", "world_size": 1, "steps": 5})
+            return True
+        return False
+
+    def forget(self) -> None:
+        self.done.append("forgot")
+        self.there = False
+
+
+def test_outputs_in_the_store_need_no_machine_any_more(script: Script, run: Callable[..., JobDir]) -> None:
+    bucket = Bucket()
+    script.passing = bucket  # type: ignore[assignment]
+    run(store="s3://bucket/runs")
+    assert bucket.done == ["sent", "forgot", "forgot"] and script.done == ["down"], "nothing was fetched from machines"
+
+
+def test_results_of_a_job_that_outlived_its_driver_and_its_machines_are_taken(
+    script: Script, run: Callable[..., JobDir]
+) -> None:
+    bucket = Bucket(left=True)
+    script.passing = bucket  # type: ignore[assignment]
+    job = run(store="s3://bucket/runs")
+    assert not script.launches and not script.done and bucket.done == ["forgot"]
+    result = job.read_result()
+    assert result is not None and result["cost_usd"] == "n/a", "what nobody saw is not free"
+    run(store="s3://bucket/runs")
+    assert len(script.launches) == 1, "a run that was handed out runs again"

@@ -18,7 +18,7 @@ client = environment.connect()
 from skytune.stacks.flavor import register
 for _ in range(2):
     register(client, "cloud", settings)
-register(client, "cloud", {"infra": "aws", "use_spot": True})
+register(client, "cloud", {"infra": "aws", "use_spot": True}, store="file:///stacks-own")
 component = client.get_stack("cloud").components
 print(json.dumps({str(kind): [each.configuration for each in found] for kind, found in component.items()}))
 client.activate_stack("cloud")
@@ -44,7 +44,8 @@ def registered(checkout: Any) -> dict[str, Any]:
 
 def test_a_stack_is_registered_once_and_brought_up_to_date(registered: dict[str, Any]) -> None:
     (operator,) = registered["step_operator"]
-    assert {key: value for key, value in operator.items() if value} == {"infra": "aws", "use_spot": True}
+    held = {key: value for key, value in operator.items() if value}
+    assert held == {"infra": "aws", "use_spot": True, "store": "file:///stacks-own"}
 
 
 def test_on_such_a_stack_the_operator_takes_the_training_step_and_its_errors_come_back(
@@ -56,6 +57,15 @@ def test_on_such_a_stack_the_operator_takes_the_training_step_and_its_errors_com
     assert f"error: checkpoint.store={tmp_path}: is on this machine, the workers run on others" in done.err
     assert "Traceback" not in done.out + done.err
     assert checkout.statuses() == {"load_data": "completed", "train_model": "failed"}
+
+
+def test_a_run_that_names_no_store_takes_the_stacks(
+    checkout: Any, registered: dict[str, Any], small: list[str]
+) -> None:
+    done = checkout.run(*small)
+    assert done.code == 1, done.out + done.err
+    assert "checkpoints go to the stack's store, file:///stacks-own (checkpoint.store= names another)" in done.out
+    assert "error: checkpoint.store=file:///stacks-own: is on this machine" in done.err
 
 
 def test_without_it_what_is_said_of_machines_is_ignored_with_one_line(

@@ -68,6 +68,11 @@ def test_what_a_launcher_recorded_goes_before_all_else(tmp_path: Path) -> None:
         assert cost.line() == (
             "$4.00: 36 min 40 s in 3 attempts on 2 x g5.xlarge at the price of each attempt (SkyPilot)"
         )
+        told = cost.as_dict()
+        assert (told["cost/job_s"], told["cost/job_usd"]) == (900.0, 3.0)
+        assert (told["cost/lost_s"], told["cost/lost_usd"]) == (1300.0, 1.0), "what got no machine cost nothing"
+    unknown = cost_of({"cost": {"attempts": [{**attempts[1], "hourly_usd": None}, attempts[2]]}}).as_dict()
+    assert "cost/lost_usd" not in unknown and unknown["cost/lost_s"] == 900.0
     assert recorded(tmp_path / "elsewhere") == [] and recorded(None) == []
     (tmp_path / "outputs" / RECORD).write_text("[")
     with pytest.raises(UserError, match=r"cost\.json is not valid JSON"):

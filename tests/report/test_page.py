@@ -113,6 +113,18 @@ def test_nothing_was_trained(changed: dict[str, Any]) -> None:
     assert "<h2>Training" not in html and "What ran" not in html and "n/a (no price known)" in html
 
 
+def test_phases_on_rented_machines_have_their_dollars(changed: dict[str, Any]) -> None:
+    phases = {"provision_s": 60.0, "idle_s": 300.0, "lost_s": 100.0, "train_s": 600.0}
+    attempts = [{"machine": "g5.xlarge", "hourly_usd": 3.6, "usd": 0.25}, {"machine": "g5.xlarge", "hourly_usd": 3.6}]
+    changed["training"] |= {"phases": phases, "cost": {"usd": 1.21, "attempts": attempts}}
+    table = build_report(**changed).partition("Time by phase")[2].partition("</table>")[0]
+    assert re.findall(r'row">(\w+)</th>.*\$([\d.]+)</td></tr>', table) == [
+        ("provision", "0.06"), ("idle", "0.30"), ("lost", "0.25"), ("train", "0.60")
+    ]  # fmt: skip
+    attempts[0]["usd"] = None
+    assert ">n/a</td></tr>" in build_report(**changed).partition("Time by phase")[2].partition("</table>")[0]
+
+
 def test_one_step_and_no_validation(changed: dict[str, Any]) -> None:
     changed["history"] = [r for r in changed["history"] if r["kind"] == "step"][:1]
     changed["history"][0]["grad_norm"] = None

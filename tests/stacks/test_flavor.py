@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("zenml")
 
 from skytune.config import ComputeConfig
-from skytune.stacks.flavor import SkyPilotStepOperatorSettings
+from skytune.stacks.flavor import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
 HERE = {"device", "fast", "local", "usd_per_hour"}
 """Keys of `compute` that say how this machine, or any, computes."""
@@ -23,3 +23,9 @@ def test_what_is_set_makes_a_valid_compute() -> None:
     assert machine.pop("resources") == {"disk_tier": "best"}
     assert machine == {"accelerators": "A10G:4", "num_nodes": 2, "use_spot": True}
     ComputeConfig(**machine)
+
+
+def test_the_stacks_store_is_no_part_of_the_machine() -> None:
+    assert SkyPilotStepOperatorConfig(infra="aws", store="s3://bucket/runs").machine() == {"infra": "aws"}
+    # As ZenML hands a step the stack's own words: all of them, in the settings' class.
+    assert SkyPilotStepOperatorSettings(**{"infra": "aws", "store": "s3://bucket/runs"}).machine() == {"infra": "aws"}

@@ -34,7 +34,7 @@ def test_the_role_is_written_once(tmp_path: Path) -> None:
     skypilot.use_role("aws", {skypilot.ROLE_LABEL: ROLE})
     file = Path(os.environ["SKYPILOT_PROJECT_CONFIG"])
     assert file == skypilot.configuration("aws")
-    assert yaml.safe_load(file.read_text()) == {"aws": {"remote_identity": ROLE}}
+    assert yaml.safe_load(file.read_text())["aws"] == {"remote_identity": ROLE}
     before = file.stat().st_mtime_ns
     del os.environ["SKYPILOT_PROJECT_CONFIG"]
     skypilot.use_role("aws", {skypilot.ROLE_LABEL: ROLE})

@@ -84,7 +84,7 @@ def test_register_check_and_destroy(stack: Commands, tmp_path: Path) -> None:
         ["made", "bucket"], ["made", "role"], ["made", "profile"], ["made", "repository"], ["made", "stack"]
     ]  # fmt: skip
     assert "at rest about $0.00 a month" in said.out
-    assert f"python src/run.py checkpoint.store=s3://{BUCKET}/runs" in said.out
+    assert f"  python src/run.py\ncheckpoints go to s3://{BUCKET}/runs" in said.out
 
     again = stack("register", "aws", "--compute", "m6i.2xlarge")
     assert [line[0] for line in lines(again.out)[1:6]] == ["found"] * 5

@@ -2,7 +2,7 @@
 
 from .benchmark import BenchmarkConfig, Held, PriceSource
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
-from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
+from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig, RecoveryMode
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
 from .errors import ConfigError, Detached, NotReachable, Preempted, UserError, WorkerError
@@ -26,7 +26,7 @@ __all__ = [
     "DebugConfig", "Detached", "Device", "EarlyStoppingConfig", "EmaConfig", "EvalConfig", "Held", "LaunchConfig",
     "LoaderConfig", "LogConfig", "ModelConfig", "NotReachable",
     "Offload", "OnFailure", "OptimizerConfig", "OptimizerName", "Pipeline", "Precision",
-    "Preempted", "PriceSource", "RecoveryConfig", "RunConfig", "ScaleLr", "ScheduleConfig", "ScheduleName",
-    "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError", "WorkerError", "from_dict",
-    "to_dict",
+    "Preempted", "PriceSource", "RecoveryConfig", "RecoveryMode", "RunConfig", "ScaleLr", "ScheduleConfig",
+    "ScheduleName", "Select", "Sharding", "StrategyConfig", "StrategyName", "UploadConfig", "UserError",
+    "WorkerError", "from_dict", "to_dict",
 ]  # fmt: skip

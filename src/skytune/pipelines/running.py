@@ -1,7 +1,6 @@
 """Runs the pipeline that a configuration names, and says at the end what came out."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from ..report import summary
 from ..report.cost import cost_of
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import operator_of
+from ..stacks.whole import brings_machine, pipeline_settings
 from ..steps.cache import expire_lost
 from .benchmark import benchmark
 from .evaluate import evaluate
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from zenml.client import Client
 
-PIPELINES: dict[Pipeline, Callable[..., Any]] = {
+PIPELINES: dict[Pipeline, Any] = {
     Pipeline.training: training,
     Pipeline.evaluate: evaluate,
     Pipeline.benchmark: benchmark,
@@ -61,7 +61,8 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     config = hide(resolved(config))
     materializers.register()
     expire_lost(client)
-    run = PIPELINES[config.pipeline](to_dict(config))
+    pipeline, settings = PIPELINES[config.pipeline], pipeline_settings(client, config)
+    run = (pipeline.with_options(settings=settings) if settings else pipeline)(to_dict(config))
     finished = client.get_pipeline_run(run.id)
     return tell_results(config, finished) if config.pipeline is Pipeline.benchmark else tell(client, config, finished)
 
@@ -79,6 +80,10 @@ def _say_where(client: "Client", config: RunConfig) -> None:
     operator = operator_of(client, config.compute) if trains else None
     if operator:
         log.info("stack %s: the training step's workers go to machines that SkyPilot brings up", operator)
+        return
+    if brings_machine(client):
+        spot = "; it is a spot machine, which nobody replaces" if config.compute.use_spot else ""
+        log.info("stack %s: all steps run on one machine of the orchestrator's%s", client.active_stack_model.name, spot)
         return
     if asks_for_machines(config.compute) and not config.compute.local:
         why = f"the stack {client.active_stack_model.name} has no step operator" if trains else "nothing is trained"

@@ -18,6 +18,9 @@ from . import text
 RECORD = "cost.json"
 """In a job's outputs, written by a launcher that brings machines."""
 
+RENTED = "SkyPilot"
+"""Where the price of a machine comes from that was brought up for the run."""
+
 NO_MACHINE = "no machine"
 """How an attempt ended that got none: nothing was paid."""
 
@@ -102,6 +105,16 @@ class Cost:
             "machine": last.machine if last else None,
             "machines": last.machines if last else None,
         }
+        if last is not None and last.source == RENTED:
+            before = [attempt.usd for attempt in self.attempts[:-1]]
+            spent = {**last.phases, "lost_s": sum(attempt.seconds for attempt in self.attempts[:-1])}
+            rate = None if last.usd_per_hour is None else last.usd_per_hour * last.machines / 3600
+            for name, seconds in spent.items():
+                values[name] = round(seconds, 3)
+                usd = None if rate is None else seconds * rate
+                if name == "lost_s":
+                    usd = None if None in before else sum(part for part in before if part is not None)
+                values[f"{name.removesuffix('_s')}_usd"] = None if usd is None else round(usd, 6)
         return {f"cost/{key}": value for key, value in values.items() if value is not None}
 
     def line(self) -> str:
@@ -154,7 +167,7 @@ def _attempt(entry: Mapping[str, Any]) -> Attempt:
         hourly = 0.0
     each = None if hourly is None else hourly / nodes
     machine = str(entry.get("machine") or "a machine")
-    return Attempt(dict(entry.get("phases") or {}), each, nodes, machine, ended=ended, source="SkyPilot")
+    return Attempt(dict(entry.get("phases") or {}), each, nodes, machine, ended=ended, source=RENTED)
 
 
 def cost_of(result: Mapping[str, Any], usd_per_hour: float | None = None) -> Cost:

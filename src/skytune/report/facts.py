@@ -3,6 +3,7 @@
 from typing import Any
 
 from . import text
+from .cost import dollars
 from .evaluation import wilson
 
 
@@ -107,13 +108,22 @@ def _machines(cost: dict[str, Any] | None) -> str | None:
 
 
 def phase_shares(training: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return name, time and share of the whole of each phase."""
+    """Return name, time, share of the whole and dollars (empty where no price is known) of each phase."""
     phases = {
         key.removesuffix("_s"): value for key, value in (training.get("phases") or {}).items() if text.is_number(value)
     }
     total = sum(phases.values())
-    return [{"name": name, "time": text.duration(value), "share": value / total if total else 0.0}
-            for name, value in phases.items()]  # fmt: skip
+    attempts = (training.get("cost") or {}).get("attempts") or []
+    lost = [attempt.get("usd") for attempt in attempts[:-1]]
+
+    def paid(name: str, seconds: float) -> str:
+        if name == "lost":
+            return dollars(None if None in lost else sum(lost)) if lost else ""
+        hourly = attempts[-1].get("hourly_usd") if attempts else None
+        return "" if hourly is None else dollars(seconds / 3600 * hourly)
+
+    return [{"name": name, "time": text.duration(value), "share": value / total if total else 0.0,
+             "usd": paid(name, value)} for name, value in phases.items()]  # fmt: skip
 
 
 def key_settings(config: dict[str, Any]) -> list[tuple[str, str]]:

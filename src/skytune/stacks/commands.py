@@ -36,7 +36,7 @@ def register(asked: Asked) -> int:
     done = stack.ensure(account, own, file.keep_days, _say)
     settings = {"infra": CLOUD, "region": account.region, **settings}
     labels = registered.labels(CLOUD, account.region, own.bucket, account.id, own.role)
-    changed = registered.register(client, asked.name, settings, labels)
+    changed = registered.register(client, asked.name, settings, labels, own.store)
     verb = "changed" if before and changed else "made" if changed else "found"
     _say(Done(verb, "stack", asked.name, "in ZenML, with the step operator skypilot"))
     print(stack.at_rest(account, own))
@@ -128,7 +128,8 @@ def _next(asked: Asked, names: "Names", file: files.StackFile) -> str:
         "next:",
         f"  python src/stack.py check {asked.name}{'' if file.compute else ' --compute 4xa10g'}",
         f"  zenml stack set {asked.name}",
-        f"  python src/run.py checkpoint.store={names.store}{machine}",
+        f"  python src/run.py{machine}",
+        f"checkpoints go to {names.store}, unless a run says checkpoint.store=",
     ])  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from zenml.enums import StackComponentType
 from zenml.step_operators import BaseStepOperatorConfig, BaseStepOperatorFlavor
 
 from ..config import ComputeConfig
-from ..launch.skypilot import merged
+from ..launch.skypilot import STORE, merged
 from ..launch.skypilot.machine import MACHINE
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SkyPilotStepOperatorSettings(BaseSettings):
         Raises:
             ConfigError: a value that makes no sense.
         """
-        values = {key: value for key, value in self.model_dump().items() if value not in (None, {})}
+        values = {key: value for key, value in self.model_dump().items() if value not in (None, {}) and key != STORE}
         known = {*MACHINE, "resources", "recovery"}
         others = {key: value for key, value in values.items() if key not in known}
         found = {key: value for key, value in values.items() if key in known}
@@ -62,6 +62,9 @@ class SkyPilotStepOperatorSettings(BaseSettings):
 
 class SkyPilotStepOperatorConfig(BaseStepOperatorConfig, SkyPilotStepOperatorSettings):
     """What a stack is registered with."""
+
+    store: str | None = None
+    """Where runs that name no `checkpoint.store` keep their checkpoints (a URL: `s3://bucket/folder`)."""
 
     @property
     def is_remote(self) -> bool:
@@ -95,6 +98,7 @@ def register(
     stack: str,
     settings: Mapping[str, Any] | None = None,
     *,
+    store: str | None = None,
     orchestrator: str = "default",
     artifact_store: str = "default",
     more: Mapping[StackComponentType, str] | None = None,
@@ -105,6 +109,7 @@ def register(
         client: ZenML's.
         stack: name of the stack and of its step operator.
         settings: keys of `compute` that this stack's machines have unless a run asks for others.
+        store: URL for the checkpoints of runs that name no store.
         orchestrator: name of a component that is there.
         artifact_store: likewise.
         more: further components of the stack, by type.
@@ -117,6 +122,8 @@ def register(
     """
     kind = StackComponentType.STEP_OPERATOR
     wanted = SkyPilotStepOperatorSettings(**dict(settings or {})).machine()
+    if store:
+        wanted[STORE] = store
     if not client.list_flavors(name=FLAVOR, type=kind).items:
         client.create_flavor(
             source=f"{SkyPilotStepOperatorFlavor.__module__}.{SkyPilotStepOperatorFlavor.__name__}", component_type=kind

@@ -42,12 +42,12 @@ class Registered:
         return str(self.labels[BUCKET])
 
 
-def register(client: "Client", name: str, settings: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Register the step operator and the stack, and label it; return whether anything changed."""
+def register(client: "Client", name: str, settings: dict[str, Any], labels: dict[str, str], store: str) -> bool:
+    """Register the step operator, with its store, and the stack, and label it; return whether anything changed."""
     from .flavor import register as register_operator
 
     before = find(client, name)
-    register_operator(client, name, settings)
+    register_operator(client, name, settings, store=store)
     client.update_stack(name, labels=labels)
     return before is None or find(client, name) != before
 

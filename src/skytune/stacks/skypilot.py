@@ -47,7 +47,9 @@ def use_role(stack: str, labels: Mapping[str, Any] | None) -> None:
     if not role or os.environ.get(VARIABLE) or Path(OF_THE_USER).exists():
         return
     file = configuration(stack)
-    text = yaml.safe_dump({"aws": {"remote_identity": str(role)}})
+    # Files of managed jobs go by way of their controller: SkyPilot would make a bucket of its own for them.
+    settings = {"aws": {"remote_identity": str(role)}, "jobs": {"force_disable_cloud_bucket": True}}
+    text = yaml.safe_dump(settings)
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")

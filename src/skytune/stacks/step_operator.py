@@ -18,7 +18,7 @@ from zenml.step_operators.step_operator_entrypoint_configuration import StepOper
 
 from ..config import Preempted
 from ..launch.processes import START, end_group
-from ..launch.skypilot import VARIABLE
+from ..launch.skypilot import STORE, VARIABLE
 from ..launch.stopping import SIGNALS
 from .flavor import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
@@ -65,6 +65,8 @@ class SkyPilotStepOperator(BaseStepOperator):
     def submit(self, info: "StepRunInfo", entrypoint_command: list[str], environment: dict[str, str]) -> None:
         """Start the child."""
         machine = self.get_settings(info).machine()
+        if self.config.store:
+            machine[STORE] = self.config.store
         words = entrypoint_command[entrypoint_command.index("-m") + 2 :]  # what follows ZenML's own module
         heard, held = os.pipe()
         env = {**os.environ, **environment, VARIABLE: json.dumps(machine), PIPE: str(heard), "PYTHONSAFEPATH": "1"}

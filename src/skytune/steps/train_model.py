@@ -35,6 +35,8 @@ def train_model(
     config = whole_config()
     # A step operator says where the workers run; without one, here.
     launcher = SkyPilotLauncher.of_environment()
+    if launcher is not None:
+        config = launcher.completed(config)
     done = train(config, train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints, launcher)
     report = {"result": done.result, "history": done.history, "data": input_metadata("train_dataset", "data")}
     numbers = {key: value for key, value in done.result.items() if isinstance(value, (int, float, str))}

@@ -2,12 +2,14 @@
 
     machine   which machines are meant          upload   what is sent there         scripts   what is run there
     node      on every machine: torchrun        cluster  SkyPilot's SDK             attempt   a job followed to its end
+    choosing  a machine and its price           expected what it will cost in all   ending    taken down, or kept
+    passing   files through S3                  exchange the driver's side of it        managed  SkyPilot's managed jobs
     verdict   what its end means                cost     seconds and dollars        waiting   while signals are heard
 
 SkyPilot is imported inside functions only: nobody pays for it on a local run.
 """
 
 from .launcher import SkyPilotLauncher
-from .machine import VARIABLE, asks_for_machines, merged
+from .machine import STORE, VARIABLE, asks_for_machines, merged
 
-__all__ = ["VARIABLE", "SkyPilotLauncher", "asks_for_machines", "merged"]
+__all__ = ["STORE", "VARIABLE", "SkyPilotLauncher", "asks_for_machines", "merged"]

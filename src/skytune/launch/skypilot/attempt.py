@@ -16,6 +16,7 @@ from ..follow import STAMP, records
 from ..stopping import Stopping
 from .cluster import Cluster
 from .cost import Clock
+from .exchange import Exchange
 from .verdict import ENDED, End
 from .waiting import Pending
 
@@ -34,6 +35,9 @@ MIRROR_SECONDS = 30.0
 SETTLE_SECONDS = 8.0
 """What the cloud may take to say that a machine is gone whose peers have noticed it."""
 
+PHASE_OF = {"RUNNING": "job_s", "PROVISIONING": "provision_s", "RECOVERING": "provision_s"}
+"""What SkyPilot's words for a job mean for its cost; others change nothing."""
+
 PREFIX = re.compile(r"^\((?:(?P<name>[^(),]*),? )?(?:rank=(?P<rank>\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 """What SkyPilot puts before every line of a job's log."""
 
@@ -44,8 +48,11 @@ NOISE = re.compile(r"\[?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
 class Following:
     """Follows a job on a cluster; says what rank 0 says."""
 
-    def __init__(self, cluster: Cluster, job: JobDir, stopping: Stopping, clock: Clock, *, mirror: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, job: JobDir, stopping: Stopping, clock: Clock, exchange: Exchange, *, mirror: bool
+    ) -> None:
         self.cluster, self.job, self.stopping, self.clock = cluster, job, stopping, clock
+        self.exchange = exchange
         self.mirror = mirror
         """Whether checkpoints lie on the machine alone."""
         self.tail: deque[str] = deque(maxlen=200)
@@ -82,9 +89,11 @@ class Following:
                 self._keep_log(number)
                 status = self._status(number)
                 if status in ENDED:
+                    self.clock.enter("idle_s")
                     return status
-                if status == "RUNNING" and self.clock.phase != "job_s":
-                    self.clock.enter("job_s")
+                phase = PHASE_OF.get(status, self.clock.phase)
+                if phase != self.clock.phase:
+                    self.clock.enter(phase)
                 if (status == "UNKNOWN" or self._due("_looked", STATE_SECONDS)) and self._is_lost():
                     return "LOST"
                 if self.mirror and status == "RUNNING" and self._due("_mirrored", MIRROR_SECONDS):
@@ -97,11 +106,13 @@ class Following:
         """Bring back what the job left; from a cluster that is not whole, what can still be had."""
         self.clock.enter("collect_s")
         names = ["outputs", *(["checkpoints"] if self.mirror else [])]
+        passed = self.exchange.collect(self.tick)
         if status == "SUCCEEDED":
-            self.cluster.fetch(names, self.job.root, self.tick)
+            if not passed:
+                self.cluster.fetch(names, self.job.root, self.tick)
             return self._end(status, "UP")
         state = self._state()
-        if state != "GONE":
+        if state != "GONE" and not passed:
             self._fetch(names)
             self._fetch(["outputs/logs"], slice(1, None))
         if state == "UP" and status != "FAILED_SETUP":

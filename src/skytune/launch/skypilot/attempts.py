@@ -2,29 +2,31 @@
 
 import logging
 import signal
-import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...config import ComputeConfig, Detached, Preempted, RunConfig, UserError, WorkerError
+from ...config import ComputeConfig, Detached, Preempted, RecoveryMode, RunConfig, UserError, WorkerError
 from ...job import JobDir
 from ..blame import failure
 from ..stopping import Stopping
 from . import scripts
 from .attempt import Following, forget_last_attempt
-from .cluster import Cluster, Plan
-from .cost import Attempt, Clock
+from .choosing import Plan, announce, enter, refuse_dear
+from .cluster import Cluster
+from .cost import NO_MACHINE, Attempt, Clock
+from .ending import keep, take_down
+from .exchange import Exchange
 from .machine import processes
+from .managed import ManagedJob
 from .traces import forget, values_of
 from .upload import refuse_small_disk, stage
 from .verdict import Verdict, verdict
 from .words import explained, no_machine, say_progress, stopped
 
 log = logging.getLogger(__name__)
-
-DOWN_TRIES = 4
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Attempts:
     compute: ComputeConfig
     """Completed by the stack's."""
     stopping: Stopping
+    exchange: Exchange
     made: list[Attempt] = field(default_factory=list)
     launch_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -49,6 +52,12 @@ class Attempts:
     def nodes(self) -> int:
         """Machines of an attempt."""
         return self.compute.num_nodes or 1
+
+    def _cluster(self) -> Cluster:
+        record = self.job.logs / "skypilot.log"
+        if self.compute.recovery.mode is RecoveryMode.managed:
+            return ManagedJob(self.name, record, self.compute.recovery)
+        return Cluster(self.name, record)
 
     def to_the_end(self) -> None:
         """Make attempts until one is done; raise where none will be."""
@@ -67,6 +76,8 @@ class Attempts:
                 return
             if self.stopping.asked_by is not None:
                 raise KeyboardInterrupt if self.stopping.asked_by == signal.SIGINT else stopped(self.job)
+            if following.cluster.worn_out:
+                break
             if found is Verdict.failed:
                 raise self._failure(following)
             word = "was taken away" if found is Verdict.preempted else "was taken away or lost"
@@ -85,24 +96,33 @@ class Attempts:
             Exception: SkyPilot's own word for machines that cannot be had.
         """
         clock = Clock()
-        cluster = Cluster(self.name, self.job.logs / "skypilot.log")
-        following = Following(cluster, self.job, self.stopping, clock, mirror=self.config.checkpoint.store is None)
+        cluster = self._cluster()
+        mirror = self.config.checkpoint.store is None
+        following = Following(cluster, self.job, self.stopping, clock, self.exchange, mirror=mirror)
         attempt = Attempt(machine="", nodes=self.nodes, hourly_usd=None, ended="not launched")
-        found, keep = None, False
+        found, leave = None, False
         try:
             clock.enter("plan_s")
             forget_last_attempt(self.job)
             there = None if self.made else self._attach(cluster, following, attempt)
+            if there is None and not self.made and self._left_behind(following.tick):
+                attempt.machine, attempt.ended, found, leave = "machines that are gone", "done", Verdict.done, True
+                self.made.append(attempt)
+                return found, following
             if there is None:
                 number, plan = self._launch(cluster, following, attempt, spot)
             else:
                 number, plan = there
             attempt.ended = "stopped"
             if self.config.launch.detach:
-                keep = True
-                raise Detached(self._how_to_go_on())
+                leave, attempt.ended = True, "detached"
+                raise Detached(
+                    f"the job runs on {cluster.where(self.compute.idle_minutes_to_autostop)}; the same command without "
+                    f"launch.detach attaches to it and brings the results, `{cluster.stop_command}` stops it"
+                )
             end = following.collect(following.to_the_end(number))
             found = verdict(end)
+            self.exchange.forget(following.tick)
             if found is Verdict.done:
                 self._check_world(end.result or {}, plan)
             attempt.ended = found.value
@@ -110,14 +130,16 @@ class Attempts:
         except (UserError, KeyboardInterrupt):
             raise
         except no_machine():
-            attempt.ended = "no machine"
+            attempt.ended = NO_MACHINE
             raise
         except Exception as error:
             raise explained(error, self.name) from error
         finally:
-            if attempt in self.made and not keep:
+            minutes = self.compute.keep_on_failure_minutes
+            wanted = minutes if found is Verdict.failed and self.stopping.asked_by is None else None
+            if attempt in self.made and not leave and not (wanted and keep(cluster, attempt, wanted)):
                 clock.enter("down_s")
-                self._end(cluster, attempt, found)
+                take_down(cluster, self.compute)
             clock.enter("")
             attempt.phases = {name: value for name, value in clock.seconds.items() if name != "plan_s"}
 
@@ -126,12 +148,14 @@ class Attempts:
     ) -> tuple[int, Plan]:  # fmt: skip
         """Choose a machine, say which, bring it up; return the job's number and the choice."""
         upload = self.job.root / "upload"
-        stage(self.job, upload)
-        refuse_small_disk(upload, self.config, self.compute.disk_size)
+        refuse_small_disk(self.job.inputs, self.config, self.compute.disk_size)
+        stage(self.job, upload, inputs=self.exchange.passing is None)
         plan = cluster.plan(self._task(upload, spot, None), following.tick)
-        self._refuse_dear(plan)
-        attempt.machine, attempt.hourly_usd = plan.describe(self.nodes), self._hourly(plan)
-        log.info("launching %s as cluster %s", attempt.machine, self.name)
+        refuse_dear(plan, self.compute)
+        enter(attempt, plan)
+        announce(self.job.read_job(), plan, self.nodes, self.name)
+        self.exchange.send(upload, following.tick)
+        self.exchange.forget(following.tick)
         self.made.append(attempt)  # from now on there may be machines
         following.clock.enter("provision_s")
         minutes = self.compute.idle_minutes_to_autostop or 10
@@ -144,24 +168,37 @@ class Attempts:
             forget(values_of(scripts.secrets(self.config)))
         real = cluster.launched(following.tick)
         if real is not None and (real.instance_type, real.region) != (plan.instance_type, plan.region):
-            attempt.machine, attempt.hourly_usd = real.describe(self.nodes), self._hourly(real)
+            enter(attempt, real)
             log.info("got %s", attempt.machine)
-            self._refuse_dear(real)
+            refuse_dear(real, self.compute)
         return number, plan
+
+    def _left_behind(self, tick: Callable[[], None]) -> bool:
+        """Take the results of a job whose machines are gone already; a run that is to begin anew does not."""
+        found = self.config.resume == "auto" and self.exchange.left_behind(tick)
+        if not found:
+            forget_last_attempt(self.job)
+        return found
 
     def _attach(self, cluster: Cluster, following: Following, attempt: Attempt) -> tuple[int, Plan] | None:
         """Return the job that a driver which died left running for this very run; what is no use is taken down."""
         number, useful = cluster.last_job(following.tick)
         if number is None:
             return None
-        plan = cluster.launched(following.tick)
+        plan = cluster.found(following.tick)
         if plan is not None:
-            attempt.machine, attempt.hourly_usd = plan.describe(self.nodes), self._hourly(plan)
+            enter(attempt, plan)
         if not useful or plan is None:
             log.info("the cluster %s is left over from a launch that failed: taking it down first", self.name)
-            self._down(cluster)
+            take_down(cluster, self.compute)
             return None
         self.made.append(attempt)
+        try:
+            following.clock.seconds.update(cluster.so_far(number, following.tick))
+        except (KeyboardInterrupt, Preempted):
+            raise
+        except Exception as error:  # then what it took before is not in its cost
+            log.debug("what the job took so far: %s", error)
         log.info("attaching to the job that runs already: %s, cluster %s", attempt.machine, self.name)
         return number, plan
 
@@ -176,63 +213,15 @@ class Attempts:
         hidden = scripts.secrets(self.config) if plan else {}
         return scripts.task("train", str(upload), self.compute, envs, hidden, use_spot=spot)
 
-    def _hourly(self, plan: Plan) -> float | None:
-        return None if plan.hourly_usd is None else plan.hourly_usd * self.nodes
-
-    def _refuse_dear(self, plan: Plan) -> None:
-        limit, price = self.compute.max_hourly_usd, self._hourly(plan)
-        if limit is not None and (price is None or price > limit):
-            said = "has no known price" if price is None else f"costs ${price:.2f} an hour"
-            raise UserError(f"compute.max_hourly_usd={limit:g}: what can be had, {plan.describe(self.nodes)}, {said}")
-
     def _check_world(self, result: dict[str, Any], plan: Plan) -> None:
         nodes, each = processes(self.compute, self.config.launch, plan.gpus)
         if result.get("world_size") != nodes * each:
             raise WorkerError(f"{nodes * each} worker processes were asked for, {result.get('world_size')} trained")
 
     def _failure(self, following: Following) -> UserError:
+        if following.cluster.reason:
+            return WorkerError(f"SkyPilot's job {self.name} has ended: {following.cluster.reason}")
         if not self.job.read_errors() and not following.tail and following.setup:
             shown = "\n".join(f"  {text}" for text in list(following.setup)[-15:])
             return WorkerError(f"preparing the machine failed; all of it is in {following.cluster.record}:\n{shown}")
         return failure(self.job, 1, list(following.tail))
-
-    def _how_to_go_on(self) -> str:
-        minutes = self.compute.idle_minutes_to_autostop
-        return (
-            f"the job runs on the cluster {self.name}, which takes itself down {minutes} minutes after its end; the "
-            f"same command without launch.detach attaches to it and brings the results, `sky down {self.name}` stops it"
-        )
-
-    def _end(self, cluster: Cluster, attempt: Attempt, found: Verdict | None) -> None:
-        """Take the machines down, or keep those of a failed job for a while where that is asked for."""
-        minutes = self.compute.keep_on_failure_minutes
-        if found is Verdict.failed and minutes and self.stopping.asked_by is None:
-            try:
-                cluster.autodown(minutes)
-                price = "n/a" if attempt.hourly_usd is None else f"${attempt.hourly_usd:.2f}"
-                log.warning(
-                    "kept for %d idle minutes at %s an hour: `sky status` and then `ssh %s` looks at it, `sky down %s` "
-                    "ends it", minutes, price, self.name, self.name,
-                )  # fmt: skip
-                return
-            except Exception as error:
-                log.warning("cannot keep the machines (%s): taking them down", error)
-        self._down(cluster)
-
-    def _down(self, cluster: Cluster) -> None:
-        """Take the machines down; say so loudly where that fails."""
-        reason = ""
-        for wait in (*(2.0**n for n in range(DOWN_TRIES - 1)), 0.0):
-            try:
-                return cluster.down()
-            except Exception as error:
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                time.sleep(wait)
-            except KeyboardInterrupt:
-                reason = "interrupted"
-                break
-        minutes = self.compute.idle_minutes_to_autostop
-        raise UserError(
-            f"machines of the cluster {self.name} may still run and cost money ({reason}): remove them with "
-            f"`sky down {self.name}`; they take themselves down after {minutes} idle minutes"
-        )

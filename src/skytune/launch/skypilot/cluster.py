@@ -1,15 +1,14 @@
 """One SkyPilot cluster: the few requests that the launcher makes, each within a time, its answers in plain values."""
 
-import io
 import logging
-import math
-import re
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .choosing import Plan
+from .lines import Lines
 from .scripts import JOB
 from .waiting import Pending
 from .words import tells_why
@@ -18,73 +17,11 @@ log = logging.getLogger(__name__)
 
 Tick = Callable[[], None]
 
-ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
 QUICK_SECONDS = 90.0
 """How long a question about a cluster may take."""
 
 TRANSFER_SECONDS = 1800.0
 DOWN_SECONDS = 600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The machine that SkyPilot would take first."""
-
-    cloud: str
-    instance_type: str
-    region: str
-    use_spot: bool
-    gpus: int
-    """On every machine."""
-
-    hourly_usd: float | None
-    """Of one machine; None where SkyPilot's catalog does not say it."""
-
-    @classmethod
-    def of(cls, found: Any) -> "Plan":
-        """Read SkyPilot's `Resources` of one certain machine."""
-        return cls(
-            cloud=str(found.cloud), instance_type=str(found.instance_type), region=str(found.region or "any region"),
-            use_spot=bool(found.use_spot), gpus=int(sum((found.accelerators or {}).values())), hourly_usd=_price(found),
-        )  # fmt: skip
-
-    def describe(self, nodes: int) -> str:
-        """Return e.g. `2 x g5.12xlarge (spot, AWS us-east-1), $4.60 an hour`."""
-        market = "spot" if self.use_spot else "on demand"
-        many = f"{nodes} x " if nodes > 1 else ""
-        price = "price n/a" if self.hourly_usd is None else f"${self.hourly_usd * nodes:.2f} an hour"
-        return f"{many}{self.instance_type} ({market}, {self.cloud} {self.region}), {price}"
-
-
-def _price(found: Any) -> float | None:
-    try:
-        price = float(found.get_cost(3600))
-    except Exception as error:
-        log.debug("no price: %s", error)
-        return None
-    return price if math.isfinite(price) and price > 0 else None
-
-
-class Lines(io.TextIOBase):
-    """A stream for SkyPilot to write to: whole lines without colours go to a function and into a file."""
-
-    def __init__(self, show: Callable[[str], None], record: Path) -> None:
-        self.show, self.record, self.rest = show, record, ""
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
-
-    def write(self, text: str) -> int:
-        """Take a piece of text."""
-        *lines, self.rest = (self.rest + text).split("\n")
-        if lines:
-            with self.record.open("a", encoding="utf-8") as file:
-                for line in lines:
-                    clean = ANSI.sub("", line).rstrip()
-                    file.write(clean + "\n")
-                    self.show(clean)
-        return len(text)
 
 
 class Cluster:
@@ -95,6 +32,19 @@ class Cluster:
         self._request: Any = None
         self._known: Any = None
         """SkyPilot's handle of the machines, once there is one: their addresses do not change."""
+        self.reason = ""
+        """Why the job failed, where SkyPilot has more to say than its log."""
+        self.worn_out = False
+        """Whether machines were replaced so often that they are no longer."""
+
+    @property
+    def stop_command(self) -> str:
+        """What a person types to end it."""
+        return f"sky down {self.name}"
+
+    def where(self, minutes: int | None) -> str:
+        """Say where the job runs and what becomes of its machines."""
+        return f"the cluster {self.name}, which takes itself down {minutes} minutes after its end"
 
     def plan(self, task: dict[str, Any], tick: Tick) -> Plan:
         """Ask SkyPilot which machine it would take first; nothing is launched."""
@@ -171,6 +121,22 @@ class Cluster:
         status = newest["status"]
         return int(newest["job_id"]), status.value == "SUCCEEDED" or not status.is_terminal()
 
+    def so_far(self, job: int, tick: Tick) -> dict[str, float]:
+        """Return the seconds by phase that machines which run already have taken for their job."""
+        import sky
+
+        def ask() -> dict[str, float]:
+            up = float(sky.get(sky.status([self.name]))[0]["launched_at"])
+            (found,) = (each for each in sky.get(sky.queue(self.name)) if int(each["job_id"]) == job)
+            now = time.time()
+            end = found["end_at"] or now
+            start = found["start_at"] or end
+            spans = {"provision_s": found["submitted_at"] - up, "setup_s": start - found["submitted_at"],
+                     "job_s": end - start, "idle_s": now - end}  # fmt: skip
+            return {name: max(0.0, float(seconds)) for name, seconds in spans.items()}
+
+        return Pending(ask, "sky queue").wait(tick, QUICK_SECONDS)
+
     def autodown(self, minutes: int) -> None:
         """Have the machines take themselves down when they were idle for so long."""
         import sky
@@ -191,6 +157,10 @@ class Cluster:
         """Return the machine that was really launched; None if SkyPilot does not know the cluster."""
         handle = self._handle(tick)
         return None if handle is None else Plan.of(handle.launched_resources)
+
+    def found(self, tick: Tick) -> Plan | None:
+        """Return the machine of a job that runs already; None if SkyPilot does not know the cluster."""
+        return self.launched(tick)
 
     def tail(self, job: int, show: Callable[[str], None]) -> Pending[Any]:
         """Begin to show the job's log; return the pending call."""

@@ -4,8 +4,18 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PHASES = ("provision_s", "setup_s", "job_s", "collect_s", "down_s")
-"""Bringing machines up and sending the files; installing; the job itself; fetching results; taking machines down."""
+PHASES = {
+    "provision_s": "provisioning", "setup_s": "setup", "job_s": "training", "idle_s": "idle",
+    "collect_s": "fetching results", "down_s": "taking down",
+}  # fmt: skip
+"""Bringing machines up and sending the files; installing; the job itself; the time after its end in which nobody came
+for the results; fetching them; taking machines down. In the words that are said of them."""
+
+NO_MACHINE = "no machine"
+"""How an attempt ended that got none: nothing was paid."""
+
+LOST = "lost_s"
+"""All attempts but the last one, which has what they did."""
 
 
 class Clock:
@@ -44,6 +54,9 @@ class Attempt:
     hourly_usd: float | None
     """Of all machines together; None where SkyPilot does not know the price."""
 
+    instance_type: str = ""
+    """The cloud's name of the machine."""
+
     ended: str = ""
     """How: done, preempted, lost, failed, stopped, no machine."""
 
@@ -54,7 +67,7 @@ class Attempt:
     def usd(self) -> float | None:
         """Dollars from the first request to the last machine's end: a little more than the cloud will ask for, since
         machines begin to cost only when they run. None where the price is unknown."""
-        if self.ended == "no machine":
+        if self.ended == NO_MACHINE:
             return 0.0
         return None if self.hourly_usd is None else sum(self.phases.values()) / 3600 * self.hourly_usd
 
@@ -68,13 +81,18 @@ def report(attempts: list[Attempt]) -> dict[str, Any]:
     usd = None if not attempts or None in known else round(sum(value for value in known if value is not None), 4)
     last = attempts[-1].phases if attempts else {}
     phases = {name: round(last.get(name, 0.0), 1) for name in PHASES}
-    phases["lost_s"] = round(sum(sum(attempt.phases.values()) for attempt in attempts[:-1]), 1)
+    phases[LOST] = round(sum(sum(attempt.phases.values()) for attempt in attempts[:-1]), 1)
+    by_phase = None
+    if usd is not None:
+        rate = 0.0 if attempts[-1].ended == NO_MACHINE else (attempts[-1].hourly_usd or 0.0) / 3600
+        by_phase = {name: round(last.get(name, 0.0) * rate, 4) for name in PHASES}
+        by_phase[LOST] = round(sum(value for value in known[:-1] if value is not None), 4)
     listed = [
         {**asdict(attempt), "usd": None if attempt.usd is None else round(attempt.usd, 4),
          "phases": {name: round(value, 1) for name, value in attempt.phases.items()}}
         for attempt in attempts
     ]  # fmt: skip
-    return {"usd": usd, "phases": phases, "attempts": listed}
+    return {"usd": usd, "phases": phases, "usd_by_phase": by_phase, "attempts": listed}
 
 
 def dollars(usd: float) -> str:
@@ -83,9 +101,14 @@ def dollars(usd: float) -> str:
 
 
 def line(attempts: list[Attempt]) -> str:
-    """Return the cost as one line for the terminal."""
+    """Return the cost as one line for the terminal: `cost: about $0.31, 1 attempt: provisioning 62 s ($0.04), ...`."""
     found = report(attempts)
-    parts = [f"{name.removesuffix('_s')} {value:.0f} s" for name, value in found["phases"].items() if value]
+    names, paid = {**PHASES, LOST: "lost attempts"}, found["usd_by_phase"]
+    parts = [
+        f"{names[name]} {value:.0f} s" + ("" if paid is None else f" ({dollars(paid[name])})")
+        for name, value in found["phases"].items()
+        if value
+    ]
     many = f"{len(attempts)} attempts" if len(attempts) != 1 else "1 attempt"
     money = "n/a (SkyPilot knows no price)" if found["usd"] is None else f"about {dollars(found['usd'])}"
     return f"cost: {money}, {many}: {', '.join(parts)}"

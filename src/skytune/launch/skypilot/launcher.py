@@ -5,15 +5,22 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ...config import ComputeConfig, RunConfig, UserError
+from ...config import ComputeConfig, RecoveryMode, RunConfig, UserError
 from ...job import JobDir
 from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
+from . import scripts
 from .attempts import Attempts
 from .cost import Attempt, line, report
-from .machine import VARIABLE, merged
+from .exchange import Exchange
+from .expected import remember
+from .machine import STORE, VARIABLE, merged
+from .managed import refuse
+from .passing import Passing
+from .traces import forget, values_of
 from .words import require
 
 log = logging.getLogger(__name__)
@@ -29,15 +36,24 @@ class SkyPilotLauncher:
         """Begin.
 
         Args:
-            stack: what the stack was registered with: keys of `compute`.
+            stack: what the stack was registered with: keys of `compute`, and `store`.
         """
         self.stack = dict(stack or {})
+        self.store: str | None = self.stack.pop(STORE, None)
 
     @classmethod
     def of_environment(cls) -> "SkyPilotLauncher | None":
         """Return the launcher that a step operator asks for; None where there is none."""
         said = os.environ.get(VARIABLE)
         return cls(json.loads(said)) if said else None
+
+    def completed(self, config: RunConfig) -> RunConfig:
+        """Return the configuration with the stack's store where it names none, and say so: what lies there outlives the
+        machines, so that the next ones go on from it."""
+        if config.checkpoint.store is not None or self.store is None:
+            return config
+        log.info("checkpoints go to the stack's store, %s (checkpoint.store= names another)", self.store)
+        return replace(config, checkpoint=replace(config.checkpoint, store=self.store))
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         """See `Launcher`.
@@ -50,14 +66,20 @@ class SkyPilotLauncher:
         config = job.read_job().config
         compute = merged(self.stack, compute)
         _refuse_local_store(config)
+        passing = Passing.of(config, job.read_job().run_key)
+        if compute.recovery.mode is RecoveryMode.managed:
+            refuse(config, compute, passes=passing is not None)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.stop_seconds + STOP_GRACE_SECONDS) as stopping:
-            running = Attempts(job, config, compute, stopping)
+            running = Attempts(job, config, compute, stopping, Exchange(job, passing))
             try:
                 running.to_the_end()
             finally:
                 shutil.rmtree(job.root / "upload", ignore_errors=True)
+                # Again: a launch that was given up is done with only now.
+                ended = "" if config.launch.detach else running.name
+                forget(values_of(scripts.secrets(config)), ended=ended)
                 if running.made:
                     _tell_cost(job, running.made)
 
@@ -73,9 +95,10 @@ def _refuse_local_store(config: RunConfig) -> None:
 
 def _tell_cost(job: JobDir, attempts: list[Attempt]) -> None:
     """Say what the machines took, and add it to the job's result: the step hands it to report and metadata."""
-    log.info("%s", line(attempts))
+    log.info("%s%s", line(attempts), " so far" if attempts[-1].ended == "detached" else "")
     result, found = job.read_result(), report(attempts)
     if result is not None:
+        remember(job.read_job(), result, attempts)
         phases = {name: value for name, value in found["phases"].items() if name != "job_s"}
         spent = {"cost_usd": "n/a" if found["usd"] is None else found["usd"], "machine_attempts": len(attempts)}
         job.write_result({**result, **spent, "cost": found, "phases": {**phases, **(result.get("phases") or {})}})

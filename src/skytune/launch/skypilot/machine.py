@@ -21,6 +21,9 @@ DEFAULTS: dict[str, Any] = {"num_nodes": 1, "use_spot": False, "idle_minutes_to_
 VARIABLE = "SKYTUNE_SKYPILOT"
 """Environment variable in which the step operator hands the stack's machine to the step (JSON)."""
 
+STORE = "store"
+"""Beside the machine's keys: where runs on this stack that name no store keep their checkpoints."""
+
 MACHINE = [f.name for f in fields(ComputeConfig) if f.name not in (*HERE, "recovery", "resources")]
 """Keys that describe the machine."""
 

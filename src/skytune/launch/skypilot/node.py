@@ -22,6 +22,10 @@ from ..local import environment
 from ..nodes import Nodes, node_addresses
 from ..processes import end_group
 from ..several import agent
+from .passing import INPUTS, Passing
+
+EXIT_AGAIN = 75
+"""The job has saved because its machine is taken away: what manages it goes on elsewhere."""
 
 PORT = 29517
 """Where rank 0 waits for the others; nothing else runs on the machine."""
@@ -32,14 +36,29 @@ def main(argv: list[str] | None = None) -> int:
     (folder,) = sys.argv[1:] if argv is None else argv
     job, node = JobDir(folder), int(os.environ.get("SKYPILOT_NODE_RANK", "0"))
     each = int(os.environ.get("SKYTUNE_PROCESSES_EACH", "1"))
+    passing = None
     try:
         check_gpus(int(os.environ.get("SKYTUNE_GPUS_EACH", "0")))
+        passing = Passing.of(job.read_job().config, job.read_job().run_key)
+        if passing is not None and (job.root / INPUTS).is_file():
+            passing.receive(job)
         return _run(job, node, each)
     except UserError as error:
         print(f"error: {error}", flush=True)
         record = RankError(type="UserError", message=str(error), user=True, time=time.time())
         job.write_error(node * each, record)
         return 1
+    finally:
+        if passing is not None:
+            _leave(passing, job, node)
+
+
+def _leave(passing: Passing, job: JobDir, node: int) -> None:
+    """Put what the job left where it outlives this machine; where that fails, the driver fetches it from here."""
+    try:
+        passing.leave(job, node, job.read_job().fingerprints.get("code"))
+    except UserError as error:
+        print(f"warning: results stay on this machine: {error}", flush=True)
 
 
 def check_gpus(wanted: int) -> None:
@@ -112,6 +131,8 @@ def _run(job: JobDir, node: int, each: int) -> int:
     if code == 0 and node == 0 and job.read_result() is None:
         print("error: the workers ended without a result", flush=True)
         return 1
+    if code == 0 and os.environ.get("SKYTUNE_MANAGED") and (job.read_result() or {}).get("status") == "preempted":
+        return EXIT_AGAIN
     return 0 if code == 0 else 1
 
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 from typing import Any
 
-from ...config import ComputeConfig, RunConfig
+from ...config import ComputeConfig, RecoveryMode, RunConfig
 from ...config.secrets import VARIABLE as VAULT
 from ...config.secrets import looks_secret
 from .machine import resources
@@ -77,6 +77,8 @@ def environment(config: RunConfig, compute: ComputeConfig, *, launch_id: str, pr
         "SKYTUNE_GPUS_EACH": str(gpus),
         "SKYTUNE_MAX_SECONDS": str(round((compute.max_hours or 24.0) * 3600)),
     }
+    if compute.recovery.mode is RecoveryMode.managed:
+        found["SKYTUNE_MANAGED"] = "1"
     if on_aws:
         found["SKYTUNE_IMDS"] = "http://169.254.169.254"
     return {**found, **{name: os.environ[name] for name in HANDED_ON if os.environ.get(name)}}

@@ -1,13 +1,17 @@
 """Copies that SkyPilot's server on this machine keeps of what it was asked: those with our secrets are deleted.
 
 It writes every task into `~/.sky/api_server/clients/` (twice) and every request into a database beside it, secrets
-included, and keeps both for good. What its own logs and cluster records show is redacted by SkyPilot. On the machines
-the job's script holds the secrets; it goes with their disks.
+included, and keeps both for good. A server that was killed leaves the scripts that it was sending (`sky_setup_*`,
+`sky_app_*` in the folder for temporary files); one that is itself the controller of managed jobs keeps their tasks.
+What its logs and cluster records show is redacted by SkyPilot. On the machines the job's script holds the secrets; it
+goes with their disks.
 """
 
 import json
 import logging
 import sqlite3
+import tempfile
+import time
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +21,12 @@ from ...config.secrets import SHORTEST, VARIABLE, vault
 log = logging.getLogger(__name__)
 
 SERVER = Path("~/.sky/api_server")
+AT_THE_END = ("generated", "managed_jobs", "tmp")
+"""Folders beside the server's that are in use as long as machines are."""
+
+SCRIPTS = ("sky_setup_*", "sky_app_*")
+OLD_SECONDS = 3600.0
+"""Younger scripts may be those of another launch, which is sending them."""
 
 
 def values_of(hidden: dict[str, str]) -> set[str]:
@@ -26,20 +36,27 @@ def values_of(hidden: dict[str, str]) -> set[str]:
     return {value for value in found if len(value) >= SHORTEST}
 
 
-def forget(secrets: Iterable[str], server: Path | None = None) -> int:
+def forget(secrets: Iterable[str], server: Path | None = None, *, ended: str = "") -> int:
     """Delete task files and finished requests that hold a secret; return how many.
 
     Args:
         secrets: the values.
         server: the folder of SkyPilot's server, where it is not the usual one.
+        ended: name of the cluster or managed job that has ended: nothing needs its scripts and records any more.
     """
     folder, count = (server or SERVER).expanduser(), 0
     # As they stand in YAML and in JSON.
     texts = {text for value in secrets for text in (value, json.dumps(value)[1:-1])}
     if not texts:
         return 0
-    for file in folder.glob("clients/**/*.yaml"):
+    files = list(folder.glob("clients/**/*.yaml"))
+    if ended:
+        files += [file for name in AT_THE_END for file in (folder.parent / name).rglob(f"*{ended}*")]
+        files += [file for pattern in SCRIPTS for file in Path(tempfile.gettempdir()).glob(pattern) if _is_old(file)]
+    for file in files:
         try:
+            if not file.is_file():
+                continue
             content = file.read_text(encoding="utf-8", errors="replace")
             if any(text in content for text in texts):
                 file.unlink()
@@ -62,3 +79,10 @@ def forget(secrets: Iterable[str], server: Path | None = None) -> int:
     except sqlite3.Error as error:
         log.warning("secrets may be left in %s, where SkyPilot's server keeps its requests: %s", database, error)
     return count
+
+
+def _is_old(file: Path) -> bool:
+    try:
+        return time.time() - file.stat().st_mtime > OLD_SECONDS
+    except OSError:
+        return False

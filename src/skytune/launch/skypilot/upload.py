@@ -35,11 +35,17 @@ ALWAYS_LEFT = (
 SYSTEM_GB = 25
 """Of a machine's disk: its system, PyTorch and CUDA's libraries."""
 
+DISK_GB = 256
+"""Of a machine's disk where nothing is said (SkyPilot 0.11)."""
+
 PACKAGE = Path(skytune.__file__).resolve().parent
 
 
-def stage(job: JobDir, folder: Path) -> None:
+def stage(job: JobDir, folder: Path, *, inputs: bool = True) -> None:
     """Lay everything that a machine needs into `folder`; large files are linked where the disk can.
+
+    Args:
+        inputs: whether the job's inputs too; they may go another way (`passing`).
 
     Raises:
         UserError: the code is larger than `LIMIT_MB`; the disk is full.
@@ -56,9 +62,15 @@ def stage(job: JobDir, folder: Path) -> None:
     target.root.mkdir(parents=True)
     held.paths = paths  # relative ones: the folder lies elsewhere on the machine
     target.write_job(held)
-    _link_tree(job.inputs, target.inputs)
+    if inputs:
+        stage_inputs(job, folder)
     if held.config.checkpoint.store is None and (job.root / "checkpoints").is_dir():
         _link_tree(job.root / "checkpoints", target.root / "checkpoints")
+
+
+def stage_inputs(job: JobDir, folder: Path) -> None:
+    """Lay the job's inputs into `folder`."""
+    _link_tree(job.inputs, JobDir(folder / "job").inputs)
 
 
 def refuse_large(folder: Path) -> None:
@@ -77,23 +89,30 @@ def refuse_large(folder: Path) -> None:
         )
 
 
-def refuse_small_disk(folder: Path, config: RunConfig, disk_gb: int | None) -> None:
+def refuse_small_disk(inputs: Path, config: RunConfig, disk_gb: int | None) -> None:
     """Refuse a disk on which inputs and checkpoints will not fit, as far as their sizes are known before training.
 
-    A checkpoint holds the weights and, with AdamW, two states of their size; `checkpoint.keep` of them, the best one
-    and the one that is being written lie there at once.
+    A checkpoint holds the weights and, with AdamW, two states of their size. Without a store elsewhere
+    `checkpoint.keep` of them, the best one and the one that is being written lie there at once; with one, the one that
+    is being written and the one that is read at the end.
+
+    Args:
+        inputs: the job's.
+        disk_gb: None means SkyPilot's own size.
 
     Raises:
         UserError: with both sizes.
     """
-    if disk_gb is None:
-        return
-    sizes = {path: path.stat().st_size for path in (folder / "job" / "inputs").rglob("*") if path.is_file()}
+    disk = disk_gb or DISK_GB
+    found = (Path(root) / name for root, _, names in os.walk(inputs, followlinks=True) for name in names)
+    sizes = {path: path.stat().st_size for path in found if path.is_file()}
     weights = sum(size for path, size in sizes.items() if path.suffix == ".safetensors")
-    needed = SYSTEM_GB + (sum(sizes.values()) + 3 * weights * (config.checkpoint.keep + 2)) / 1e9
-    if needed > disk_gb:
+    checkpoints = config.checkpoint.keep + 2 if config.checkpoint.store is None else 2
+    needed = SYSTEM_GB + (sum(sizes.values()) + 3 * weights * checkpoints) / 1e9
+    if needed > disk:
+        own = "" if disk_gb else " (SkyPilot's own size)"
         raise UserError(
-            f"compute.disk_size={disk_gb}: inputs, checkpoints and the system need about {needed:.0f} GB on each"
+            f"compute.disk_size={disk}{own}: inputs, checkpoints and the system need about {needed:.0f} GB on each"
         )
 
 

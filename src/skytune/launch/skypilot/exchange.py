@@ -1,0 +1,76 @@
+"""The driver's side of `passing`: signals are heard meanwhile, and a store that fails is told and done without."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ...config import Preempted
+from ...job import JobDir
+from .passing import INPUTS, Passing
+from .upload import stage_inputs
+from .waiting import Pending
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Tick = Callable[[], None]
+
+SECONDS = 3600.0
+"""How long inputs or outputs may take on their way."""
+
+
+class Exchange:
+    """Inputs and outputs of a job through its store; without one that can take them nothing happens here."""
+
+    def __init__(self, job: JobDir, passing: Passing | None) -> None:
+        self.job, self.passing = job, passing
+
+    def send(self, upload: Path, tick: Tick) -> None:
+        """Send inputs to the store; where it takes none from this machine, lay them where they are synced from."""
+        if self.passing is None:
+            return
+        call = partial(self.passing.send, self.job.inputs, upload / "job" / INPUTS)
+        sent = self._asked(call, tick, "inputs go to the machines from here, since the store takes none")
+        if sent is None:
+            stage_inputs(self.job, upload)
+        else:
+            log.info("inputs: %s, %s/.inputs", f"{sent / 1e6:.1f} MB sent" if sent else "there already",
+                     self.passing.url)  # fmt: skip
+
+    def collect(self, tick: Tick) -> bool:
+        """Fetch what the machines left in the store; return whether the first one has left anything there."""
+        if self.passing is None:
+            return False
+        return bool(self._asked(partial(self.passing.collect, self.job), tick, "results cannot be fetched"))
+
+    def forget(self, tick: Tick) -> None:
+        """Remove what an attempt left in the store: before the next one, and once it is here."""
+        if self.passing is not None:
+            self._asked(self.passing.forget, tick, "what the job left stays in the store")
+
+    def left_behind(self, tick: Tick) -> bool:
+        """Take the results of a job that came to its end, and its machines to theirs, when no driver was there any
+        more; return whether there are any, of the same code."""
+        if self.passing is None:
+            return False
+        held = self.job.read_job()
+        left = self._asked(self.passing.left, tick, "earlier results cannot be looked for")
+        if not left or 0 not in left or left[0]["code"] != held.fingerprints.get("code") or not self.collect(tick):
+            return False
+        if (self.job.read_result() or {}).get("status") != "completed":
+            return False
+        log.info("the job has ended while nobody was here: its results come from %s", self.passing.url)
+        self.forget(tick)
+        return True
+
+    def _asked(self, call: Callable[[], T], tick: Tick, otherwise: str) -> T | None:
+        """Return what a call returns; None, and a line that says why, where it fails."""
+        try:
+            return Pending(call, "the store").wait(tick, SECONDS)
+        except (KeyboardInterrupt, Preempted):
+            raise
+        except Exception as error:
+            log.warning("%s: %s", otherwise, error)
+            return None
