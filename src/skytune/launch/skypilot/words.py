@@ -1,8 +1,10 @@
 """What SkyPilot says, in the words of this project: one line that names the thing and the way out."""
 
 import io
+import json
 import logging
 import re
+import urllib.request
 from typing import Any
 
 from ...config import NotReachable, Preempted, UserError
@@ -20,6 +22,9 @@ REASONS = re.compile(r"\b(InsufficientInstanceCapacity|VcpuLimitExceeded|MaxSpot
 ZONES = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]?\b")
 EXPIRED = re.compile(r"ExpiredToken|RequestExpired|(?:token|session).{0,40}expired", re.IGNORECASE)
 
+
+SERVER_SECONDS = 5.0
+"""What SkyPilot's server may take to say its version."""
 
 RENEW = "the cloud's credentials have expired: renew them (aws sso login, aws configure), then run the command again"
 
@@ -61,7 +66,9 @@ def explained(error: Exception, cluster: str) -> UserError:
     if isinstance(error, exceptions.ResourcesUnavailableError):
         return UserError(f"no machine could be had: {reasons(history) or _short(text)}")
     if isinstance(error, (exceptions.APIVersionMismatchError, exceptions.APINotSupportedError)):
-        return UserError(f"{_short(text)}: `sky api stop`, then `sky api start`, makes SkyPilot's server this version")
+        return UserError(f"SkyPilot's client is {_client_version()}, its API server {_server_version()}, and they do "
+                         "not fit together: `sky api stop && sky api start` gives the server on this machine the "
+                         "client's version (jobs go on)")  # fmt: skip
     if isinstance(error, exceptions.ApiServerConnectionError):
         return NotReachable(f"SkyPilot's server does not answer: `sky api start` starts it ({_short(text)})")
     if isinstance(error, UserError):
@@ -113,6 +120,24 @@ def _why_no_cloud() -> str:
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in said.getvalue().splitlines()]
     found = [line.partition(":")[2].strip() for line in lines if line.startswith("Reason")]
     return _short("; ".join(dict.fromkeys(found)))
+
+
+def _client_version() -> str:
+    import sky
+
+    return str(sky.__version__)
+
+
+def _server_version() -> str:
+    """Return the version of SkyPilot's API server; it is asked without saying ours, which it might refuse."""
+    from sky.server import common
+
+    try:
+        with urllib.request.urlopen(f"{common.get_server_url()}/api/health", timeout=SERVER_SECONDS) as answer:
+            return str(json.load(answer)["version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.debug("the API server's version: %s", error)
+        return "of another version"
 
 
 def _short(text: str) -> str:
