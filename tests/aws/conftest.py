@@ -18,10 +18,11 @@ from project import Project
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder before marks are asked for."""
+    """Mark all tests of this folder before marks are asked for; several processes that run tests leave them to one."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.aws)
+            item.add_marker(pytest.mark.xdist_group("aws"))
 
 
 def unavailable(reason: str) -> NoReturn:

@@ -39,6 +39,8 @@ def test_a_pipeline_trains_on_one_machine(farm: Farm, single: tuple[Project, Fin
     assert terminated(farm).count(machine.id) == 1 and not machine.running
     assert "training 20 steps" in farm.log(machine)
     run = project.last_run()
+    (ended,) = [call for call in farm.calls(action="TerminateInstances") if machine.id in str(call["params"])]
+    assert ended["time"] < run["steps"]["evaluate_model"]["start"], "the machine costs nothing while others work"
     assert run["status"] == "completed" and {step["status"] for step in run["steps"].values()} == {"completed"}
     model = Path(run["steps"]["train_model"]["outputs"]["model"])
     assert (model / "model.safetensors").is_file()
@@ -81,33 +83,21 @@ def test_the_same_run_again_starts_no_machine(farm: Farm, single: tuple[Project,
     assert project.last_run()["steps"]["train_model"]["status"] == "cached"
 
 
-def test_a_mistake_is_not_tried_again_and_a_sold_out_zone_is_passed_over(
+def test_a_mistake_is_not_tried_again_and_the_full_price_is_paid_if_asked_for(
     farm: Farm, new_project: Callable[..., Project], small: list[str]
 ) -> None:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large", use_spot=True)
     before = len(farm.instances(gone=True))
-    with farm.no_capacity(zone="us-east-1a"):
-        done = project.run(*small, "+callbacks.broken._target_=slowly.Broken", "plugins=[slowly]", timeout=900)
+    broken = ["+callbacks.broken._target_=slowly.Broken", "plugins=[slowly]"]
+    with farm.no_capacity(spot=True), farm.no_capacity(zone="us-east-1a"):
+        done = project.run(*small, *broken, "compute.recovery.on_demand_fallback=true", timeout=900)
     assert done.code == 1
+    assert "going on at the full price" in done.out and "InsufficientInstanceCapacity" in done.out
     assert "a mistake of the user's" in done.out and "worker process 0 failed" in done.out
     (machine,) = farm.instances(gone=True)[before:]
-    assert machine.zone == "us-east-1b" and terminated(farm).count(machine.id) == 1
+    assert (machine.zone, machine.spot) == ("us-east-1b", False) and terminated(farm).count(machine.id) == 1
     run = project.last_run()
     assert run["steps"]["train_model"]["status"] == "failed" and "evaluate_model" not in run["steps"]
-
-
-def test_where_nothing_is_to_be_had_the_reasons_are_named(
-    farm: Farm, new_project: Callable[..., Project], small: list[str]
-) -> None:
-    project = new_project(infra="aws", instance_type="m5.large")
-    before = len(farm.instances(gone=True))
-    with farm.no_capacity():
-        done = project.run(*small)
-    assert done.code == 1 and len(farm.instances(gone=True)) == before
-    last = next(line for line in done.out.splitlines() if line.startswith("error:"))
-    assert "InsufficientInstanceCapacity" in last and "us-east-1" in last and "us-west-2" in last
-    dear = project.run(*small, "compute.max_hourly_usd=0.05")
-    assert dear.code == 1 and "costs $0.10 an hour" in dear.out and "compute.max_hourly_usd=0.05" in dear.out
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from skytune.launch.skypilot.node import check_gpus
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
 from skytune.launch.skypilot.waiting import Late, Pending
-from skytune.launch.skypilot.words import explained, reasons
+from skytune.launch.skypilot.words import explained, reasons, telling
 from skytune.report.cost import cost_of
 
 
@@ -262,6 +262,14 @@ def test_reasons_are_said_once_with_their_places() -> None:
     text = "Failed to acquire resources in {} for {{m5.large}}: An error (InsufficientInstanceCapacity) occurred"
     found = reasons([text.format("us-east-1a"), text.format("us-east-1b"), "quota: VcpuLimitExceeded in us-west-2"])
     assert found == "us-east-1a, us-east-1b: InsufficientInstanceCapacity; us-west-2: VcpuLimitExceeded"
+
+
+def test_a_reason_without_a_place_gets_that_of_its_attempt() -> None:
+    said = [
+        "Launching on AWS us-west-2 (us-west-2a,us-west-2b).", "create_instances: ... (VcpuLimitExceeded) when ...",
+        "Launching on AWS us-east-1 (us-east-1a).", "InsufficientInstanceCapacity ... (us-east-1a)", "Trying others.",
+    ]  # fmt: skip
+    assert reasons(telling(said)) == "us-west-2: VcpuLimitExceeded; us-east-1a: InsufficientInstanceCapacity"
 
 
 def test_a_server_of_another_version_is_named_with_both_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

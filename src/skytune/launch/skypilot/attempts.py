@@ -59,8 +59,8 @@ class Attempts:
                 found, following = self._attempt(spot)
             except no_machine() as error:
                 if not (spot and self.compute.recovery.on_demand_fallback):
-                    raise explained(error, self.name) from error
-                log.warning("%s; going on at the full price", explained(error, self.name))
+                    raise explained(error, self.name, self.compute.infra) from error
+                log.warning("%s; going on at the full price", explained(error, self.name, self.compute.infra))
                 spot = False
                 found, following = self._attempt(spot)
             if found is Verdict.done:
@@ -113,7 +113,7 @@ class Attempts:
             attempt.ended = "no machine"
             raise
         except Exception as error:
-            raise explained(error, self.name) from error
+            raise explained(error, self.name, self.compute.infra) from error
         finally:
             if attempt in self.made and not keep:
                 clock.enter("down_s")

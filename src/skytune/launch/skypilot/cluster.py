@@ -12,7 +12,7 @@ from typing import Any
 
 from .scripts import JOB
 from .waiting import Pending
-from .words import tells_why
+from .words import telling
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Cluster:
             try:
                 job, self._known = sky.stream_and_get(self._request, output_stream=Lines(heard, self.record))
             except sky.exceptions.ResourcesUnavailableError as error:
-                error.failover_history += [ValueError(text) for text in said if tells_why(text)]
+                error.failover_history += [ValueError(text) for text in telling(said)]
                 raise
             return int(job)
 

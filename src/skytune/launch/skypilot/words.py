@@ -26,6 +26,9 @@ EXPIRED = re.compile(r"ExpiredToken|RequestExpired|(?:token|session).{0,40}expir
 SERVER_SECONDS = 5.0
 """What SkyPilot's server may take to say its version."""
 
+SERVER_CHECK_SECONDS = 90.0
+"""What it may take to look at the clouds."""
+
 RENEW = "the cloud's credentials have expired: renew them (aws sso login, aws configure), then run the command again"
 
 
@@ -49,8 +52,12 @@ def no_machine() -> type[Exception]:
     return found
 
 
-def explained(error: Exception, cluster: str) -> UserError:
-    """Return an error of SkyPilot's as one that says what to do."""
+def explained(error: Exception, cluster: str, infra: str | None = None) -> UserError:
+    """Return an error of SkyPilot's as one that says what to do.
+
+    Args:
+        infra: `compute.infra`, whose cloud alone is looked at where SkyPilot may use none.
+    """
     from sky import exceptions
 
     text = " ".join(str(error).split())
@@ -58,7 +65,7 @@ def explained(error: Exception, cluster: str) -> UserError:
     if EXPIRED.search(" ".join([text, *history])):
         return UserError(RENEW)
     if isinstance(error, exceptions.NoCloudAccessError) or "No cloud" in text or "is not enabled" in text:
-        why = _why_no_cloud()
+        why = _why_no_cloud(infra)
         if EXPIRED.search(why):
             return UserError(f"{RENEW} ({why})")
         return UserError(f"SkyPilot may use no cloud{why and f' ({why})'}: `aws configure` gives credentials for AWS, "
@@ -87,6 +94,17 @@ def reasons(history: list[str]) -> str:
     return "; ".join(f"{', '.join(where)}: {why}" if where else why for why, where in places.items())
 
 
+def telling(lines: list[str]) -> list[str]:
+    """Return the lines that tell why there is no machine; one that names no place is given that of its attempt."""
+    found, place = [], ""
+    for text in lines:
+        if "Launching on" in text:
+            place = next(iter(ZONES.findall(text)), "")
+        elif tells_why(text):
+            found.append(text if ZONES.search(text) or not place else f"{place}: {text}")
+    return found
+
+
 def tells_why(text: str) -> bool:
     """Whether a line of SkyPilot's holds the cloud's own reason; its errors often say no more than that it failed."""
     return bool(REASONS.search(text) or EXPIRED.search(text))
@@ -108,18 +126,21 @@ def stopped(job: JobDir) -> Preempted:
     return Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
 
 
-def _why_no_cloud() -> str:
+def _why_no_cloud(infra: str | None) -> str:
     """Return what SkyPilot's own check says, in one line; empty where it says nothing."""
-    import sky
+    from sky.client import sdk  # `sky.check` may be the function or the module of that name
 
     said = io.StringIO()
+    clouds = (infra.partition("/")[0],) if infra else None
     try:
-        Pending(lambda: sky.stream_and_get(sky.check(None, False), output_stream=said), "sky check").wait(seconds=90)
+        call = Pending(lambda: sdk.stream_and_get(sdk.check(clouds, False), output_stream=said), "sky check")
+        call.wait(seconds=SERVER_CHECK_SECONDS)
     except Exception as error:
         log.debug("sky check: %s", error)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in said.getvalue().splitlines()]
     found = [line.partition(":")[2].strip() for line in lines if line.startswith("Reason")]
-    return _short("; ".join(dict.fromkeys(found)))
+    # What expired is wherever it stands; else what the first cloud lacks is enough for one line.
+    return _short("; ".join(dict.fromkeys([text for text in lines if EXPIRED.search(text)] or found)))
 
 
 def _client_version() -> str:
