@@ -25,14 +25,19 @@ def last_error(text: str) -> str:
     )
 
 
+@pytest.fixture(scope="module")
+def project(new_project: Projects) -> Project:
+    """What the two tests of `make test` share."""
+    return new_project(infra="aws/us-east-1", idle_minutes_to_autostop=5)
+
+
 def test_a_killed_driver_leaves_its_job_the_same_command_attaches_and_ctrl_c_ends_it(
-    farm: Farm, new_project: Projects, small: list[str]
+    farm: Farm, project: Project, small: list[str]
 ) -> None:
     """One machine, three drivers: one is killed, one attaches, and Ctrl-C has it save and take the machine down,
     which is refused once."""
-    project = new_project(infra="aws/us-east-1", instance_type="m5.large", idle_minutes_to_autostop=5)
     before = len(farm.instances(gone=True))
-    words = [*small, *SLOW, "max_steps=1000"]
+    words = [*small, *SLOW, "compute=m5.large", "max_steps=1000"]
     process = project.start(*words)
     read_until(process, "step 7/1000")
     process.kill()
@@ -52,10 +57,7 @@ def test_a_killed_driver_leaves_its_job_the_same_command_attaches_and_ctrl_c_end
     assert list((project.run_folder() / "checkpoints").rglob("manifest.json")), "what was saved there came home"
 
 
-def test_gpus_that_are_not_there_end_a_job_before_data_is_read(
-    farm: Farm, new_project: Projects, small: list[str]
-) -> None:
-    project = new_project(infra="aws/us-east-1")
+def test_gpus_that_are_not_there_end_a_job_before_data_is_read(farm: Farm, project: Project, small: list[str]) -> None:
     words = [word for word in small if not word.startswith("compute.device")]
     done = project.run(*words, "compute=4xa10g", timeout=900)
     assert done.code == 1 and "4 GPUs were asked for on every machine, torch finds 0" in last_error(done.out)
