@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from farm import Farm
 
@@ -66,6 +66,9 @@ class Finished:
 class Project:
     """A source tree with a home inside the farm."""
 
+    started: ClassVar[list["subprocess.Popen[str]"]] = []
+    """Commands of all projects; one that a failed test left running would bring machines up again."""
+
     def __init__(self, farm: Farm, place: Path, stack: str = "aws", **settings: Any) -> None:
         self.farm, self.place, self.stack, self.settings = farm, place, stack, settings
         for folder in ("src", "configs"):
@@ -94,11 +97,13 @@ class Project:
 
     def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
         """Start `src/run.py`; its output is one text."""
-        return self.farm.popen(
+        process = self.farm.popen(
             [sys.executable, str(self.place / "src" / "run.py"), *words],
             env={**self.env, **env}, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
+        self.started.append(process)
+        return process
 
     def run(self, *words: str, timeout: float = 600, **env: str) -> Finished:
         """Run `src/run.py` to its end."""
