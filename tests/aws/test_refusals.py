@@ -38,9 +38,9 @@ def refused(farm: Farm, new_project: Callable[..., Project], small: list[str]) -
 
 @pytest.fixture(autouse=True)
 def _no_machine_was_there(farm: Farm) -> Iterator[None]:
-    before = len(farm.instances(gone=True))
+    before = farm.instances(gone=True)
     yield
-    assert len(farm.instances(gone=True)) == before
+    assert not farm.since(before)
 
 
 def only_error(done: Finished) -> str:

@@ -36,7 +36,7 @@ def test_a_killed_driver_leaves_its_job_the_same_command_attaches_and_ctrl_c_end
 ) -> None:
     """One machine, three drivers: one is killed, one attaches, and Ctrl-C has it save and take the machine down,
     which is refused once."""
-    before = len(farm.instances(gone=True))
+    before = farm.instances(gone=True)
     words = [*small, *SLOW, "compute=m5.large", "max_steps=1000"]
     process = project.start(*words)
     read_until(process, "step 7/1000")
@@ -51,17 +51,18 @@ def test_a_killed_driver_leaves_its_job_the_same_command_attaches_and_ctrl_c_end
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said + rest
-    assert not farm.instances() and len(farm.instances(gone=True)) == before + 1
+    assert not farm.instances() and len(farm.since(before)) == 1
     asked = [call["error"] for call in farm.calls(action="TerminateInstances") if machine.id in str(call["params"])]
     assert asked == ["UnauthorizedOperation", ""]
     assert list((project.run_folder() / "checkpoints").rglob("manifest.json")), "what was saved there came home"
 
 
 def test_gpus_that_are_not_there_end_a_job_before_data_is_read(farm: Farm, project: Project, small: list[str]) -> None:
+    before = farm.instances(gone=True)
     words = [word for word in small if not word.startswith("compute.device")]
     done = project.run(*words, "compute=4xa10g", timeout=900)
     assert done.code == 1 and "4 GPUs were asked for on every machine, torch finds 0" in last_error(done.out)
-    machine = farm.instances(gone=True)[-1]
+    (machine,) = farm.since(before)
     assert "training 20 steps" not in farm.log(machine)
     assert machine.type == "g5.12xlarge" and not farm.instances()
 
@@ -109,10 +110,10 @@ def test_a_setup_that_fails_is_told_with_its_last_lines(farm: Farm, new_project:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")
     file = project.place / "pyproject.toml"
     file.write_text(file.read_text().replace("train = [", "train = [\n    'no-such-package==1',"))
-    before = len(farm.instances(gone=True))
+    before = farm.instances(gone=True)
     done = project.run(*small, timeout=900)
     assert done.code == 1 and "preparing the machine failed" in done.out and "no-such-package" in done.out
-    assert not farm.instances() and len(farm.instances(gone=True)) == before + 1
+    assert not farm.instances() and len(farm.since(before)) == 1
 
 
 @pytest.mark.soak
@@ -120,7 +121,7 @@ def test_a_job_is_left_alone_if_asked_for_and_the_same_command_brings_its_result
     farm: Farm, new_project: Projects, small: list[str]
 ) -> None:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large", idle_minutes_to_autostop=5)
-    before = len(farm.instances(gone=True))
+    before = farm.instances(gone=True)
     left = project.run(*small, *SLOW, "launch.detach=true", timeout=900)
     (machine,) = farm.instances()
     with farm.declare(machine.cluster):
@@ -128,7 +129,7 @@ def test_a_job_is_left_alone_if_asked_for_and_the_same_command_brings_its_result
         again = project.run(*small, *SLOW, timeout=900)
     assert again.code == 0 and "attaching to the job that runs already" in again.out
     assert project.result()["steps"] == 100
-    assert len(farm.instances(gone=True)) == before + 1 and terminated(farm).count(machine.id) == 1
+    assert len(farm.since(before)) == 1 and terminated(farm).count(machine.id) == 1
 
 
 @pytest.mark.soak
