@@ -3,7 +3,7 @@
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,16 +12,51 @@ import pytest
 # The farm is a package of its own (`python -m farm` works too), not a part of the tests' tree.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import soaklog
 from farm import Farm, Unavailable
 from project import Project
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder before marks are asked for."""
+    """Mark all tests of this folder before marks are asked for; several processes that run tests leave them to one."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.aws)
+            item.add_marker(pytest.mark.xdist_group("aws"))
+
+
+_outcomes: dict[str, tuple[str, float]] = {}
+"""Of every test marked soak: how it ended, and its seconds with its fixtures'."""
+
+launches: list[str] = []
+"""What `test_soak.py` has to say of each launch."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what the soak's log is to say."""
+    report = yield
+    if Path(__file__).parent in item.path.parents and item.get_closest_marker("soak") and not report.skipped:
+        name = item.nodeid.rpartition("/")[2].partition("@")[0]
+        before, seconds = _outcomes.get(name, ("passed", 0.0))
+        outcome = report.outcome if before == "passed" else before
+        _outcomes[name] = (outcome, seconds + report.duration)
+    return report
+
+
+def pytest_sessionfinish() -> None:
+    """Write the soak's log."""
+    if _outcomes:
+        tests = [f"- {name}: {outcome}, {seconds:.0f} s" for name, (outcome, seconds) in _outcomes.items()]
+        soaklog.append([*tests, *[f"  - {line}" for line in launches]])
+    _outcomes.clear()
+
+
+@pytest.fixture
+def note_launch() -> Callable[[str], None]:
+    """Return a function that keeps a line for the soak's log."""
+    return launches.append
 
 
 def unavailable(reason: str) -> NoReturn:
@@ -55,6 +90,10 @@ def _only_what_was_declared_runs(request: pytest.FixtureRequest) -> Iterator[Non
     if running is None:
         return
     running.heal()
+    for process in Project.started:
+        if process.poll() is None:
+            process.kill()
+    Project.started.clear()
     left = running.undeclared()
     for each in left:
         running.terminate(each)

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from farm import Farm
 
@@ -26,15 +26,31 @@ register(client, {name!r}, json.loads({settings!r}))
 client.activate_stack({name!r})
 """
 
+LAUNCH = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {source!r})
+from skytune.config import ComputeConfig, UserError, from_dict
+from skytune.job import JobDir
+from skytune.launch.skypilot import SkyPilotLauncher
+asked = from_dict(ComputeConfig, json.loads({asked!r}), "compute")
+try:
+    SkyPilotLauncher(json.loads({stack!r})).run(JobDir(Path({folder!r})), asked)
+except UserError as error:
+    sys.exit(f"error: {{error}}")
+"""
+
 LAST = """
 import json
+from datetime import UTC
 from zenml.client import Client
 run = Client().list_pipeline_runs(sort_by="desc:created", size=1, hydrate=True).items[0]
 steps = {}
 for name, step in run.steps.items():
     metadata = {k: v for k, v in step.run_metadata.items() if isinstance(v, (int, float, str))}
     outputs = {k: v[0].uri for k, v in step.outputs.items()}
-    steps[name] = {"status": step.status.value, "outputs": outputs, "metadata": metadata}
+    start = step.start_time.replace(tzinfo=UTC).timestamp()
+    steps[name] = {"status": step.status.value, "outputs": outputs, "metadata": metadata, "start": start}
 print(json.dumps({"status": run.status.value, "steps": steps}))
 """
 
@@ -50,8 +66,11 @@ class Finished:
 class Project:
     """A source tree with a home inside the farm."""
 
+    started: ClassVar[list["subprocess.Popen[str]"]] = []
+    """Commands of all projects; one that a failed test left running would bring machines up again."""
+
     def __init__(self, farm: Farm, place: Path, stack: str = "aws", **settings: Any) -> None:
-        self.farm, self.place, self.stack = farm, place, stack
+        self.farm, self.place, self.stack, self.settings = farm, place, stack, settings
         for folder in ("src", "configs"):
             shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         for file in ("pyproject.toml", "constraints.txt"):
@@ -78,11 +97,13 @@ class Project:
 
     def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
         """Start `src/run.py`; its output is one text."""
-        return self.farm.popen(
+        process = self.farm.popen(
             [sys.executable, str(self.place / "src" / "run.py"), *words],
             env={**self.env, **env}, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
+        self.started.append(process)
+        return process
 
     def run(self, *words: str, timeout: float = 600, **env: str) -> Finished:
         """Run `src/run.py` to its end."""
@@ -96,6 +117,16 @@ class Project:
                 raise AssertionError(f"run.py did not end within {timeout:.0f} s:\n{out}") from None
         print(f"run.py {' '.join(words)}: {time.monotonic() - began:.0f} s, exit code {process.returncode}\n{out}")
         return Finished(process.returncode, out)
+
+    def launch(self, timeout: float = 600, **compute: Any) -> Finished:
+        """Hand the job of the only run to the launcher, without the pipeline around it; keys of `compute`."""
+        code = LAUNCH.format(
+            source=str(self.place / "src"), folder=str(self.run_folder()), stack=json.dumps(self.settings),
+            asked=json.dumps({"device": "cpu", **compute}),
+        )  # fmt: skip
+        done = self.farm.run([sys.executable, "-c", code], env=self.env, cwd=self.place, timeout=timeout)
+        print(done.stdout)
+        return Finished(done.returncode, done.stdout)
 
     def python(self, *words: str, timeout: float = 200) -> str:
         """Run this interpreter inside the farm; return its output."""

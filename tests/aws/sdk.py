@@ -45,6 +45,14 @@ def status(cluster: str) -> list[str]:
     return [each["status"].value for each in found]
 
 
+def autodown(cluster: str) -> list[Any]:
+    """Return after how many idle minutes the cluster ends by itself, and whether it then ends for good."""
+    import sky
+
+    (found,) = sky.get(sky.status([cluster]))
+    return [found["autostop"], found["to_down"]]
+
+
 def down(cluster: str) -> list[str]:
     """Take the cluster down; return the names of those that are left."""
     import sky

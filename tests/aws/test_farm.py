@@ -1,4 +1,7 @@
-"""The real SkyPilot on the stand-in: SDK, API server, provisioner, teardown. The tests share two clusters."""
+"""The real SkyPilot on the stand-in: SDK, API server, provisioner, teardown. The tests share two clusters.
+
+For `make soak`: what this project does with them, in the other files, shows the same and more.
+"""
 
 import json
 import time
@@ -9,7 +12,7 @@ import pytest
 from farm import Farm, Instance
 from sdk import sky
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 SPOT: dict[str, Any] = {"instance_type": "m5.large", "use_spot": True}
 

@@ -1,6 +1,7 @@
 """Is the stand-in itself to be trusted? Ten launches in a row, none of which may fail for a reason of its own."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 from farm import Farm
@@ -12,7 +13,7 @@ LAUNCHES = 10
 REGIONS = ("us-east-1", "us-west-2")
 
 
-def test_ten_launches_in_a_row(farm: Farm) -> None:
+def test_ten_launches_in_a_row(farm: Farm, note_launch: Callable[[str], None]) -> None:
     """One node and two nodes, regions in turn: up, every node's output, down, nothing left."""
     failed: list[str] = []
     for number in range(LAUNCHES):
@@ -37,7 +38,9 @@ def test_ten_launches_in_a_row(farm: Farm) -> None:
         ok = result == {"job": 1, "code": 0} and len(machines) == nodes and not missing and left == []
         ok = ok and not farm.instances() and not farm.failures()
         seconds = f"{launched:.0f} s up and run, {time.monotonic() - began - launched:.0f} s down"
-        print(f"LAUNCH {number + 1}: {nodes} node(s), {'ok' if ok else 'FAILED'}, {seconds}", flush=True)
+        line = f"launch {number + 1}: {nodes} node{'s' * (nodes > 1)}, {'ok' if ok else 'FAILED'}, {seconds}"
+        print(line, flush=True)
+        note_launch(line)
         if not ok:
             failed.append(f"{number + 1}: {result}, missing {missing}, left {left}, {farm.failures()}\n{said[-2000:]}")
             for each in farm.instances():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from farm import Farm
 from project import Project, read_until, terminated
+from sdk import sky
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -24,15 +25,46 @@ def last_error(text: str) -> str:
     )
 
 
-def test_credentials_are_looked_at_before_anything_is_launched(
-    farm: Farm, new_project: Projects, small: list[str]
+@pytest.fixture(scope="module")
+def project(new_project: Projects) -> Project:
+    """What the two tests of `make test` share."""
+    return new_project(infra="aws/us-east-1", idle_minutes_to_autostop=5)
+
+
+def test_a_killed_driver_leaves_its_job_the_same_command_attaches_and_ctrl_c_ends_it(
+    farm: Farm, project: Project, small: list[str]
 ) -> None:
-    project = new_project(infra="aws/us-east-1", instance_type="m5.large")
-    before = len(farm.instances(gone=True))
-    with farm.expired_credentials():
-        done = project.run(*small)
-    assert done.code == 1 and "credentials have expired" in last_error(done.out)
-    assert len(farm.instances(gone=True)) == before
+    """One machine, three drivers: one is killed, one attaches, and Ctrl-C has it save and take the machine down,
+    which is refused once."""
+    before = farm.instances(gone=True)
+    words = [*small, *SLOW, "compute=m5.large", "max_steps=1000"]
+    process = project.start(*words)
+    read_until(process, "step 7/1000")
+    process.kill()
+    process.wait()
+    (machine,) = farm.instances()
+    assert sky(farm, "autodown", cluster=machine.cluster)[0] == [5, True]
+    process = project.start(*words)
+    said = read_until(process, "attaching to the job that runs already")
+    said += read_until(process, "step 7/1000")
+    with farm.denied("ec2", "TerminateInstances", times=1):
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, said + rest
+    assert not farm.instances() and len(farm.since(before)) == 1
+    asked = [call["error"] for call in farm.calls(action="TerminateInstances") if machine.id in str(call["params"])]
+    assert asked == ["UnauthorizedOperation", ""]
+    assert list((project.run_folder() / "checkpoints").rglob("manifest.json")), "what was saved there came home"
+
+
+def test_gpus_that_are_not_there_end_a_job_before_data_is_read(farm: Farm, project: Project, small: list[str]) -> None:
+    before = farm.instances(gone=True)
+    words = [word for word in small if not word.startswith("compute.device")]
+    done = project.run(*words, "compute=4xa10g", timeout=900)
+    assert done.code == 1 and "4 GPUs were asked for on every machine, torch finds 0" in last_error(done.out)
+    (machine,) = farm.since(before)
+    assert "training 20 steps" not in farm.log(machine)
+    assert machine.type == "g5.12xlarge" and not farm.instances()
 
 
 @pytest.mark.soak
@@ -48,18 +80,14 @@ def test_ctrl_c_while_machines_come_up(farm: Farm, new_project: Projects, small:
 
 
 @pytest.mark.soak
-def test_ctrl_c_while_training_saves_and_takes_machines_down_although_that_fails_once(
-    farm: Farm, new_project: Projects, small: list[str]
-) -> None:
+def test_after_ctrl_c_the_same_command_goes_on(farm: Farm, new_project: Projects, small: list[str]) -> None:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")
     process = project.start(*small, *SLOW)
     said = read_until(process, "step 7/100")
-    with farm.denied("ec2", "TerminateInstances", times=1):
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=300)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said + rest
     assert not farm.instances()
-    assert list((project.run_folder() / "checkpoints").rglob("manifest.json")), "what was saved there came home"
     again = project.run(*small, *SLOW, timeout=900)  # the same command: whatever else is another run
     assert again.code == 0 and "resuming from step" in again.out
 
@@ -82,42 +110,26 @@ def test_a_setup_that_fails_is_told_with_its_last_lines(farm: Farm, new_project:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")
     file = project.place / "pyproject.toml"
     file.write_text(file.read_text().replace("train = [", "train = [\n    'no-such-package==1',"))
-    before = len(farm.instances(gone=True))
+    before = farm.instances(gone=True)
     done = project.run(*small, timeout=900)
     assert done.code == 1 and "preparing the machine failed" in done.out and "no-such-package" in done.out
-    assert not farm.instances() and len(farm.instances(gone=True)) == before + 1
+    assert not farm.instances() and len(farm.since(before)) == 1
 
 
 @pytest.mark.soak
-def test_gpus_that_are_not_there_end_a_job_before_data_is_read(
-    farm: Farm, new_project: Projects, small: list[str]
-) -> None:
-    project = new_project(infra="aws/us-east-1")
-    words = [word for word in small if not word.startswith("compute.device")]
-    done = project.run(*words, "compute=4xa10g", timeout=900)
-    assert done.code == 1 and "4 GPUs were asked for on every machine, torch finds 0" in last_error(done.out)
-    assert "training 20 steps" not in farm.log(farm.instances(gone=True)[-1])
-    assert farm.instances(gone=True)[-1].type == "g5.12xlarge" and not farm.instances()
-
-
-@pytest.mark.soak
-def test_a_job_outlives_its_driver_and_the_same_command_attaches(
+def test_a_job_is_left_alone_if_asked_for_and_the_same_command_brings_its_results(
     farm: Farm, new_project: Projects, small: list[str]
 ) -> None:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large", idle_minutes_to_autostop=5)
-    before = len(farm.instances(gone=True))
-    process = project.start(*small, *SLOW)
-    read_until(process, "step 7/100")
-    process.kill()
-    process.wait()
+    before = farm.instances(gone=True)
+    left = project.run(*small, *SLOW, "launch.detach=true", timeout=900)
     (machine,) = farm.instances()
     with farm.declare(machine.cluster):
-        left = project.run(*small, *SLOW, "launch.detach=true")
         assert left.code == 0 and f"detached: the job runs on the cluster {machine.cluster}" in left.out
         again = project.run(*small, *SLOW, timeout=900)
     assert again.code == 0 and "attaching to the job that runs already" in again.out
     assert project.result()["steps"] == 100
-    assert len(farm.instances(gone=True)) == before + 1 and terminated(farm).count(machine.id) == 1
+    assert len(farm.since(before)) == 1 and terminated(farm).count(machine.id) == 1
 
 
 @pytest.mark.soak

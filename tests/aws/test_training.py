@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,58 @@ TOLD = ["+callbacks.tell._target_=slowly.Tell", "plugins=[slowly]"]
 CANARY = "hf_canary0123456789abcdef"
 
 
+@dataclass
+class Ran:
+    """A finished command and its machines."""
+
+    project: Project
+    done: Finished
+    machines: list[Instance]
+
+
 @pytest.fixture(scope="module")
-def single(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[tuple[Project, Finished]]:
-    """A finished run on one machine: the type from the command line, the place from the stack."""
-    project = new_project(infra="aws/us-east-1", instance_type="m5.large")
-    (project.place / "junk.bin").write_bytes(bytes(50_000_000))
-    before = len(farm.instances(gone=True))
-    done = project.run(*small, "compute=m6i.large", "compute.use_spot=true", *TOLD, HF_TOKEN=CANARY, timeout=900)
-    project.machines = farm.instances(gone=True)[before:]  # type: ignore[attr-defined]
-    yield project, done
+def together(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[tuple[Ran, Ran]]:
+    """Two commands of two people at once on one account: one that trains, one whose own code fails.
+
+    The first: a spot machine, its type from the command line, its place from the stack. The second: spot is sold out
+    for it everywhere and its first zone is too, and it asked for the full price then.
+    """
+    good = new_project(infra="aws/us-east-1", instance_type="m5.large")
+    (good.place / "junk.bin").write_bytes(bytes(50_000_000))
+    bad = new_project(infra="aws/us-east-1", instance_type="m5.large", use_spot=True)
+    broken = ["+callbacks.broken._target_=slowly.Broken", "plugins=[slowly]"]
+    before = farm.instances(gone=True)
+    with farm.no_capacity("m5.large", spot=True), farm.no_capacity("m5.large", zone="us-east-1a"):
+        started = [
+            good.start(*small, "compute=m6i.large", "compute.use_spot=true", *TOLD, HF_TOKEN=CANARY),
+            bad.start(*small, *broken, "compute.recovery.on_demand_fallback=true"),
+        ]
+        ended = [
+            Finished(process.returncode, out) for process in started for out in [process.communicate(timeout=900)[0]]
+        ]
+    for each in ended:
+        print(each.out)
+    machines = farm.since(before)
+    first, second = ([each for each in machines if each.type == type_] for type_ in ("m6i.large", "m5.large"))
+    yield Ran(good, ended[0], first), Ran(bad, ended[1], second)
 
 
-def test_a_pipeline_trains_on_one_machine(farm: Farm, single: tuple[Project, Finished]) -> None:
-    project, done = single
+@pytest.fixture(scope="module")
+def single(together: tuple[Ran, Ran]) -> Ran:
+    """The one that trains."""
+    return together[0]
+
+
+def test_a_pipeline_trains_on_one_machine(farm: Farm, single: Ran) -> None:
+    project, done = single.project, single.done
     assert done.code == 0, done.out
-    (machine,) = project.machines  # type: ignore[attr-defined]
+    (machine,) = single.machines
     assert (machine.type, machine.spot, machine.region) == ("m6i.large", True, "us-east-1")
     assert terminated(farm).count(machine.id) == 1 and not machine.running
     assert "training 20 steps" in farm.log(machine)
     run = project.last_run()
+    (ended,) = [call for call in farm.calls(action="TerminateInstances") if machine.id in str(call["params"])]
+    assert ended["time"] < run["steps"]["evaluate_model"]["start"], "the machine costs nothing while others work"
     assert run["status"] == "completed" and {step["status"] for step in run["steps"].values()} == {"completed"}
     model = Path(run["steps"]["train_model"]["outputs"]["model"])
     assert (model / "model.safetensors").is_file()
@@ -49,9 +83,8 @@ def test_a_pipeline_trains_on_one_machine(farm: Farm, single: tuple[Project, Fin
     assert "$0.04 an hour" in done.out and re.search(r"cost: about \$0\.0\d+, 1 attempt", done.out)
 
 
-def test_only_code_and_inputs_are_sent(farm: Farm, single: tuple[Project, Finished]) -> None:
-    project, _ = single
-    (machine,) = project.machines  # type: ignore[attr-defined]
+def test_only_code_and_inputs_are_sent(farm: Farm, single: Ran) -> None:
+    (machine,) = single.machines
     sent = farm.files(machine, "sky_workdir/**/*")
     assert (
         "sky_workdir/code/skytune/training/worker.py" in sent
@@ -62,9 +95,9 @@ def test_only_code_and_inputs_are_sent(farm: Farm, single: tuple[Project, Finish
     assert sum(len(farm.read(machine, name)) for name in code if name.endswith((".py", ".txt"))) < 5e6
 
 
-def test_a_secret_reaches_the_workers_and_no_file(farm: Farm, single: tuple[Project, Finished]) -> None:
-    project, done = single
-    (machine,) = project.machines  # type: ignore[attr-defined]
+def test_a_secret_reaches_the_workers_and_no_file(farm: Farm, single: Ran) -> None:
+    project, done = single.project, single.done
+    (machine,) = single.machines
     assert CANARY not in done.out and CANARY not in farm.log(machine)
     # Nor do copies stay behind: the project's own home, SkyPilot's, its server's database of requests.
     where = [str(project.place), str(farm.home)]
@@ -73,41 +106,34 @@ def test_a_secret_reaches_the_workers_and_no_file(farm: Farm, single: tuple[Proj
     assert f"token of {len(CANARY)} letters" in done.out
 
 
-def test_the_same_run_again_starts_no_machine(farm: Farm, single: tuple[Project, Finished], small: list[str]) -> None:
-    project, _ = single
+def test_the_same_run_again_starts_no_machine(farm: Farm, single: Ran, small: list[str]) -> None:
+    project = single.project
     before = len(farm.calls(action="RunInstances"))
     done = project.run(*small, *TOLD, "compute=2x8xa100")  # where it runs is no part of what is cached
     assert done.code == 0 and len(farm.calls(action="RunInstances")) == before
     assert project.last_run()["steps"]["train_model"]["status"] == "cached"
 
 
-def test_a_mistake_is_not_tried_again_and_a_sold_out_zone_is_passed_over(
-    farm: Farm, new_project: Callable[..., Project], small: list[str]
+def test_a_mistake_is_not_tried_again_and_the_full_price_is_paid_if_asked_for(
+    farm: Farm, together: tuple[Ran, Ran]
 ) -> None:
-    project = new_project(infra="aws/us-east-1", instance_type="m5.large", use_spot=True)
-    before = len(farm.instances(gone=True))
-    with farm.no_capacity(zone="us-east-1a"):
-        done = project.run(*small, "+callbacks.broken._target_=slowly.Broken", "plugins=[slowly]", timeout=900)
+    project, done = together[1].project, together[1].done
     assert done.code == 1
+    assert "going on at the full price" in done.out and "InsufficientInstanceCapacity" in done.out
     assert "a mistake of the user's" in done.out and "worker process 0 failed" in done.out
-    (machine,) = farm.instances(gone=True)[before:]
-    assert machine.zone == "us-east-1b" and terminated(farm).count(machine.id) == 1
+    (machine,) = together[1].machines
+    assert (machine.zone, machine.spot) == ("us-east-1b", False) and terminated(farm).count(machine.id) == 1
     run = project.last_run()
     assert run["steps"]["train_model"]["status"] == "failed" and "evaluate_model" not in run["steps"]
 
 
-def test_where_nothing_is_to_be_had_the_reasons_are_named(
-    farm: Farm, new_project: Callable[..., Project], small: list[str]
-) -> None:
-    project = new_project(infra="aws", instance_type="m5.large")
-    before = len(farm.instances(gone=True))
-    with farm.no_capacity():
-        done = project.run(*small)
-    assert done.code == 1 and len(farm.instances(gone=True)) == before
-    last = next(line for line in done.out.splitlines() if line.startswith("error:"))
-    assert "InsufficientInstanceCapacity" in last and "us-east-1" in last and "us-west-2" in last
-    dear = project.run(*small, "compute.max_hourly_usd=0.05")
-    assert dear.code == 1 and "costs $0.10 an hour" in dear.out and "compute.max_hourly_usd=0.05" in dear.out
+def test_two_at_once_do_not_disturb_each_other(farm: Farm, together: tuple[Ran, Ran]) -> None:
+    (one,), (other,) = together[0].machines, together[1].machines
+    assert one.cluster != other.cluster
+    asked = {call["time"]: str(call["params"]) for call in farm.calls(action="TerminateInstances")}
+    assert not [text for text in asked.values() if one.id in text and other.id in text]
+    assert "a mistake" not in together[0].done.out + farm.log(one) and "a mistake" in farm.log(other)
+    assert CANARY not in farm.log(other) and "letters" not in together[1].done.out
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +145,7 @@ def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str])
     project = new_project(infra="aws/us-west-2", instance_type="m5.large", use_spot=True, num_nodes=2)
     words = [*small, "max_steps=100", "checkpoint.every_steps=10", "launch.num_processes=4", "log.every_seconds=0"]
     slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0.4", "plugins=[slowly]"]
-    before = len(farm.instances(gone=True))
+    before = farm.instances(gone=True)
     process = project.start(*words, *slow, "checkpoint.store=s3://skytune-checkpoints/runs")
     said, taken = "", []
     try:
@@ -132,7 +158,7 @@ def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str])
     finally:
         process.kill()
     print(rest)
-    machines = farm.instances(gone=True)[before:]
+    machines = farm.since(before)
     yield {"project": project, "out": said + rest, "code": process.returncode, "machines": machines, "taken": taken}
 
 

@@ -3,6 +3,7 @@
 With the real SkyPilot it is tested in `tests/aws`.
 """
 
+import http.server
 import json
 import os
 import sqlite3
@@ -30,7 +31,7 @@ from skytune.launch.skypilot.node import check_gpus
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
 from skytune.launch.skypilot.waiting import Late, Pending
-from skytune.launch.skypilot.words import reasons
+from skytune.launch.skypilot.words import explained, reasons, telling
 from skytune.report.cost import cost_of
 
 
@@ -301,6 +302,37 @@ def test_reasons_are_said_once_with_their_places() -> None:
     text = "Failed to acquire resources in {} for {{m5.large}}: An error (InsufficientInstanceCapacity) occurred"
     found = reasons([text.format("us-east-1a"), text.format("us-east-1b"), "quota: VcpuLimitExceeded in us-west-2"])
     assert found == "us-east-1a, us-east-1b: InsufficientInstanceCapacity; us-west-2: VcpuLimitExceeded"
+
+
+def test_a_reason_without_a_place_gets_that_of_its_attempt() -> None:
+    said = [
+        "Launching on AWS us-west-2 (us-west-2a,us-west-2b).", "create_instances: ... (VcpuLimitExceeded) when ...",
+        "Launching on AWS us-east-1 (us-east-1a).", "InsufficientInstanceCapacity ... (us-east-1a)", "Trying others.",
+    ]  # fmt: skip
+    assert reasons(telling(said)) == "us-west-2: VcpuLimitExceeded; us-east-1a: InsufficientInstanceCapacity"
+
+
+def test_a_server_of_another_version_is_named_with_both_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    sky = pytest.importorskip("sky")
+
+    class Older(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"status": "healthy", "api_version": "7", "version": "0.9.1"}')
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Older) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # SkyPilot keeps the address that it found first.
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("sky.server.common.get_server_url", lambda: address)
+        said = str(explained(sky.exceptions.APIVersionMismatchError("not compatible"), "mine"))
+        server.shutdown()
+    assert f"client is {sky.__version__}" in said and "API server 0.9.1" in said
+    assert "`sky api stop && sky api start`" in said and "\n" not in said
 
 
 def test_skypilots_mark_before_lines_is_found() -> None:

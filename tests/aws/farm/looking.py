@@ -32,6 +32,11 @@ class Looking(Asking):
         rows = [row for row in rows if cluster in (None, row.cluster)]
         return sorted(rows, key=lambda row: (row.cluster, not row.head, row.launch_time, row.private_ip))
 
+    def since(self, before: Sequence[Instance]) -> list[Instance]:
+        """Return the machines that were not among those that `instances(gone=True)` returned before, gone ones too."""
+        known = {each.id for each in before}
+        return [each for each in self.instances(gone=True) if each.id not in known]
+
     @staticmethod
     def wait(until: Callable[[], T], seconds: float = 30, for_: str = "") -> T:
         """Return what `until` returns as soon as that is true; raise FarmError after so many seconds."""

@@ -23,6 +23,9 @@ from .waiting import Pending
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
+CALM_SECONDS = 8.0
+"""How long a job that runs is not asked for as long as its log goes on: each question takes a second of its machine."""
+
 STATE_SECONDS = 20.0
 """How often the cloud is asked whether all machines are there; at once where the job does not answer."""
 
@@ -98,7 +101,7 @@ class Following:
                     return "LOST"
                 if self.mirror and status == "RUNNING" and self._due("_mirrored", MIRROR_SECONDS):
                     self._fetch(["checkpoints"])
-                self._sleep(POLL_SECONDS)
+                self._pause(calm=status == "RUNNING")
         finally:
             self._end_log()
 
@@ -215,6 +218,13 @@ class Following:
         while time.monotonic() < until:
             self.tick()
             time.sleep(0.1)
+
+    def _pause(self, calm: bool) -> None:
+        """Wait before the job is asked for again; a calm one until its log ends, or for long."""
+        self._sleep(POLL_SECONDS)
+        until = time.monotonic() + CALM_SECONDS
+        while calm and self._log is not None and not self._log.done and time.monotonic() < until:
+            self._sleep(0.2)
 
     def _end_log(self) -> None:
         """Wait a moment for the last lines; what comes later is not shown among those of the next attempt."""

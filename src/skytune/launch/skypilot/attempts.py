@@ -68,8 +68,8 @@ class Attempts:
                 found, following = self._attempt(spot)
             except no_machine() as error:
                 if not (spot and self.compute.recovery.on_demand_fallback):
-                    raise explained(error, self.name) from error
-                log.warning("%s; going on at the full price", explained(error, self.name))
+                    raise explained(error, self.name, self.compute.infra) from error
+                log.warning("%s; going on at the full price", explained(error, self.name, self.compute.infra))
                 spot = False
                 found, following = self._attempt(spot)
             if found is Verdict.done:
@@ -133,7 +133,7 @@ class Attempts:
             attempt.ended = NO_MACHINE
             raise
         except Exception as error:
-            raise explained(error, self.name) from error
+            raise explained(error, self.name, self.compute.infra) from error
         finally:
             minutes = self.compute.keep_on_failure_minutes
             wanted = minutes if found is Verdict.failed and self.stopping.asked_by is None else None

@@ -11,7 +11,7 @@ from .choosing import Plan
 from .lines import Lines
 from .scripts import JOB
 from .waiting import Pending
-from .words import tells_why
+from .words import telling
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Cluster:
             try:
                 job, self._known = sky.stream_and_get(self._request, output_stream=Lines(heard, self.record))
             except sky.exceptions.ResourcesUnavailableError as error:
-                error.failover_history += [ValueError(text) for text in said if tells_why(text)]
+                error.failover_history += [ValueError(text) for text in telling(said)]
                 raise
             return int(job)
 

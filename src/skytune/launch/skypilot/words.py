@@ -1,8 +1,10 @@
 """What SkyPilot says, in the words of this project: one line that names the thing and the way out."""
 
 import io
+import json
 import logging
 import re
+import urllib.request
 from typing import Any
 
 from ...config import NotReachable, Preempted, UserError
@@ -20,6 +22,12 @@ REASONS = re.compile(r"\b(InsufficientInstanceCapacity|VcpuLimitExceeded|MaxSpot
 ZONES = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]?\b")
 EXPIRED = re.compile(r"ExpiredToken|RequestExpired|(?:token|session).{0,40}expired", re.IGNORECASE)
 
+
+SERVER_SECONDS = 5.0
+"""What SkyPilot's server may take to say its version."""
+
+SERVER_CHECK_SECONDS = 90.0
+"""What it may take to look at the clouds."""
 
 RENEW = "the cloud's credentials have expired: renew them (aws sso login, aws configure), then run the command again"
 
@@ -44,8 +52,12 @@ def no_machine() -> type[Exception]:
     return found
 
 
-def explained(error: Exception, cluster: str) -> UserError:
-    """Return an error of SkyPilot's as one that says what to do."""
+def explained(error: Exception, cluster: str, infra: str | None = None) -> UserError:
+    """Return an error of SkyPilot's as one that says what to do.
+
+    Args:
+        infra: `compute.infra`, whose cloud alone is looked at where SkyPilot may use none.
+    """
     from sky import exceptions
 
     text = " ".join(str(error).split())
@@ -53,7 +65,7 @@ def explained(error: Exception, cluster: str) -> UserError:
     if EXPIRED.search(" ".join([text, *history])):
         return UserError(RENEW)
     if isinstance(error, exceptions.NoCloudAccessError) or "No cloud" in text or "is not enabled" in text:
-        why = _why_no_cloud()
+        why = _why_no_cloud(infra)
         if EXPIRED.search(why):
             return UserError(f"{RENEW} ({why})")
         return UserError(f"SkyPilot may use no cloud{why and f' ({why})'}: `aws configure` gives credentials for AWS, "
@@ -61,7 +73,9 @@ def explained(error: Exception, cluster: str) -> UserError:
     if isinstance(error, exceptions.ResourcesUnavailableError):
         return UserError(f"no machine could be had: {reasons(history) or _short(text)}")
     if isinstance(error, (exceptions.APIVersionMismatchError, exceptions.APINotSupportedError)):
-        return UserError(f"{_short(text)}: `sky api stop`, then `sky api start`, makes SkyPilot's server this version")
+        return UserError(f"SkyPilot's client is {_client_version()}, its API server {_server_version()}, and they do "
+                         "not fit together: `sky api stop && sky api start` gives the server on this machine the "
+                         "client's version (jobs go on)")  # fmt: skip
     if isinstance(error, exceptions.ApiServerConnectionError):
         return NotReachable(f"SkyPilot's server does not answer: `sky api start` starts it ({_short(text)})")
     if isinstance(error, UserError):
@@ -78,6 +92,17 @@ def reasons(history: list[str]) -> str:
         listed = places.setdefault(reason, [])
         listed += [zone for zone in ZONES.findall(text) if zone not in listed]
     return "; ".join(f"{', '.join(where)}: {why}" if where else why for why, where in places.items())
+
+
+def telling(lines: list[str]) -> list[str]:
+    """Return the lines that tell why there is no machine; one that names no place is given that of its attempt."""
+    found, place = [], ""
+    for text in lines:
+        if "Launching on" in text:
+            place = next(iter(ZONES.findall(text)), "")
+        elif tells_why(text):
+            found.append(text if ZONES.search(text) or not place else f"{place}: {text}")
+    return found
 
 
 def tells_why(text: str) -> bool:
@@ -101,18 +126,39 @@ def stopped(job: JobDir) -> Preempted:
     return Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
 
 
-def _why_no_cloud() -> str:
+def _why_no_cloud(infra: str | None) -> str:
     """Return what SkyPilot's own check says, in one line; empty where it says nothing."""
-    import sky
+    from sky.client import sdk  # `sky.check` may be the function or the module of that name
 
     said = io.StringIO()
+    clouds = (infra.partition("/")[0],) if infra else None
     try:
-        Pending(lambda: sky.stream_and_get(sky.check(None, False), output_stream=said), "sky check").wait(seconds=90)
+        call = Pending(lambda: sdk.stream_and_get(sdk.check(clouds, False), output_stream=said), "sky check")
+        call.wait(seconds=SERVER_CHECK_SECONDS)
     except Exception as error:
         log.debug("sky check: %s", error)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in said.getvalue().splitlines()]
     found = [line.partition(":")[2].strip() for line in lines if line.startswith("Reason")]
-    return _short("; ".join(dict.fromkeys(found)))
+    # What expired is wherever it stands; else what the first cloud lacks is enough for one line.
+    return _short("; ".join(dict.fromkeys([text for text in lines if EXPIRED.search(text)] or found)))
+
+
+def _client_version() -> str:
+    import sky
+
+    return str(sky.__version__)
+
+
+def _server_version() -> str:
+    """Return the version of SkyPilot's API server; it is asked without saying ours, which it might refuse."""
+    from sky.server import common
+
+    try:
+        with urllib.request.urlopen(f"{common.get_server_url()}/api/health", timeout=SERVER_SECONDS) as answer:
+            return str(json.load(answer)["version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.debug("the API server's version: %s", error)
+        return "of another version"
 
 
 def _short(text: str) -> str:
