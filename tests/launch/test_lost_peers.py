@@ -61,17 +61,17 @@ def test_a_rank_that_hangs_because_its_peer_died_ends_within_the_grace(
     """Torchrun sends it SIGTERM, and would wait half a minute whatever it was told; the grace is two seconds."""
     store = tmp_path / "store"
     callback = {"_target_": f"{lost}.Lost", "folder": str(pids), "step": 3, "stuck": True}
-    begun = time.monotonic()
     with pytest.raises(UserError, match=r"worker process 1 failed: it was ended by SIGKILL") as caught:
         run_job(
             rows=64, launch={"num_processes": 2, "threads": 1, "grace_seconds": 2.0}, max_steps=8,
             checkpoint={"store": str(store), "every_steps": 2}, callbacks={"lost": callback},
         )  # fmt: skip
-    took = time.monotonic() - begun
+    (saved,) = store.glob("*/step-*/manifest.json")
+    took = time.time() - saved.stat().st_mtime
     assert left(expected=2, within=2.0) == []
     assert sorted(path.parent.name for path in store.glob("*/step-*/manifest.json")) == ["step-00000002"]
     assert "Traceback" not in str(caught.value)
     (log,) = (path for path in Path(tmp_path, "skytune-home").glob("runs/*/outputs/logs/rank-0.log"))
     assert "another worker process has died" in log.read_text()
-    assert took < 60  # a start, and two seconds
+    assert took < 45  # since the save right before the death: two seconds, and whatever else the machine does
     assert not (pids / "exception-0").exists()

@@ -5,9 +5,11 @@ import json
 import os
 import shutil
 import sqlite3
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,9 @@ class Checkout:
 
     def __init__(self, source: Path, home: Path) -> None:
         self.source, self.home = source, home
+        self.warm = False
+        """Whether commands are forked from a process that has imported the libraries (see `warm`)."""
+        self.server: subprocess.Popen[str] | None = None
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ZENML_", "SKYTUNE_"))}
         self.env |= {
             "HOME": str(home),
@@ -57,7 +62,34 @@ class Checkout:
 
     def run(self, *words: str, cwd: Path | None = None, timeout: float = 280, **env: str) -> Finished:
         """Run `src/run.py` with these words."""
+        if self.warm and not env:
+            return self._run_warm(words, cwd or self.home, timeout)
         return self.python(str(self.source / "src" / "run.py"), *words, cwd=cwd, timeout=timeout, **env)
+
+    def _run_warm(self, words: tuple[str, ...], cwd: Path, timeout: float) -> Finished:
+        if self.server is None:
+            command = [sys.executable, str(Path(__file__).with_name("warm.py")), str(self.source)]
+            self.server = subprocess.Popen(
+                command, cwd=self.home, env=self.env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert self.server.stdout is not None and self.server.stdout.readline() == "ready\n"
+        assert self.server.stdin is not None and self.server.stdout is not None
+        files = [self.home / f"warm.{end}" for end in ("out", "err")]
+        order = {"words": words, "cwd": str(cwd), "env": self.env, "out": str(files[0]), "err": str(files[1])}
+        print(json.dumps(order), file=self.server.stdin, flush=True)
+        process = int(self.server.stdout.readline())
+        timer = threading.Timer(timeout, os.killpg, (process, signal.SIGKILL))
+        timer.start()
+        code = int(self.server.stdout.readline())
+        timer.cancel()
+        return Finished(code, *(file.read_text() for file in files))
+
+    def close(self) -> None:
+        """End the server of warm commands."""
+        if self.server is not None and self.server.stdin is not None:
+            self.server.stdin.close()
+            self.server.wait(30)
+            self.server = None
 
     def python(self, *words: str, cwd: Path | None = None, timeout: float = 280, **env: str) -> Finished:
         """Run this interpreter."""
@@ -87,19 +119,24 @@ class Checkout:
 
 
 @pytest.fixture(scope="session")
-def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Checkout]:
+def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Checkout]]:
     """Return a maker of copies of this source tree, each with an empty home."""
+    made: list[Checkout] = []
 
-    def make() -> Checkout:
+    def make(warm: bool = False) -> Checkout:
         place = tmp_path_factory.mktemp("checkout")
         for folder in ("src", "configs"):
             shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         (place / ".zen").mkdir()
         home = place / "home"
         home.mkdir()
-        return Checkout(place, home)
+        made.append(Checkout(place, home))
+        made[-1].warm = warm
+        return made[-1]
 
-    return make
+    yield make
+    for checkout in made:
+        checkout.close()
 
 
 @pytest.fixture(scope="session")

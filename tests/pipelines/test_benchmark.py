@@ -14,7 +14,7 @@ DESIGN = "benchmark.factors={rows: [48, 96], processes: [1]}"
 @pytest.fixture(scope="module")
 def bench(new_checkout: Callable[[], Any], small: list[str]) -> Any:
     """An experiment of two cells on the tiny model; its words are kept for further commands."""
-    checkout = new_checkout()
+    checkout = new_checkout(warm=True)
     checkout.words = [*small, "epochs=1", "tracker=none", "launch.threads=1", "pipeline=benchmark", DESIGN,
                       "benchmark.name=two", "compute.usd_per_hour=3.6"]  # fmt: skip
     checkout.dry = checkout.run(*checkout.words, "benchmark.dry_run=true")

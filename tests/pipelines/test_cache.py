@@ -18,7 +18,7 @@ REUSED = dict.fromkeys(ALL, "cached")
 @pytest.fixture(scope="module")
 def scene(new_checkout: Callable[[], Any], small: list[str], reviews: Path) -> Any:
     """A source tree after its first run, on a data file of its own."""
-    checkout = new_checkout()
+    checkout = new_checkout(warm=True)
     own = checkout.home / "own.csv"
     shutil.copyfile(reviews, own)
     checkout.data = own

@@ -27,7 +27,7 @@ client.activate_stack("cloud")
 
 @pytest.fixture(scope="module")
 def checkout(new_checkout: Callable[[], Any]) -> Any:
-    made = new_checkout()
+    made = new_checkout(warm=True)
     made.env["ZENML_REPOSITORY_PATH"] = str(made.source)
     return made
 

@@ -175,7 +175,7 @@ class Memo:
 @pytest.fixture(scope="module")
 def place(new_checkout: Callable[[], Any]) -> Any:
     """A checkout with the user's files: one beside `run.py`, one in a folder on PYTHONPATH."""
-    checkout = new_checkout()
+    checkout = new_checkout(warm=True)
     checkout.notes, modules = checkout.home / "notes", checkout.home / "modules"
     checkout.notes.mkdir()
     modules.mkdir()
