@@ -120,7 +120,7 @@ def test_a_mistake_is_not_tried_again_and_the_full_price_is_paid_if_asked_for(
     project, done = together[1].project, together[1].done
     assert done.code == 1
     assert "going on at the full price" in done.out and "InsufficientInstanceCapacity" in done.out
-    assert "a mistake of the user's" in done.out and "worker process 0 failed" in done.out
+    assert "callbacks.broken failed in on_step_end: RuntimeError: a mistake of the user's" in done.out
     (machine,) = together[1].machines
     assert (machine.zone, machine.spot) == ("us-east-1b", False) and terminated(farm).count(machine.id) == 1
     run = project.last_run()
