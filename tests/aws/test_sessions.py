@@ -50,6 +50,9 @@ def test_a_farm_ends_with_its_session_and_the_next_one_tidies_up(farm: Farm) -> 
     folder = Path(session.stdout.readline().strip())
     first = namespace.first_process(folder)
     assert folder.parent == places.FARMS and folder != farm.folder
+    ask = [sys.executable, "-c", "from sky.utils import common_utils; print(common_utils.get_user_hash())"]
+    users = [each.run(ask, check=True).stdout for each in (farm, Farm.attach(folder.name))]
+    assert users[0] != users[1], "their SSH connections in /tmp go by that name"
     session.kill()
     session.wait()
     farm.wait(lambda: not Path(f"/proc/{first}").exists())  # the kernel took everything in there along

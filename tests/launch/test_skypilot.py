@@ -6,13 +6,16 @@ With the real SkyPilot it is tested in `tests/aws`.
 import http.server
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +36,7 @@ from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
 from skytune.launch.skypilot.waiting import Late, Pending
 from skytune.launch.skypilot.words import explained, reasons, telling
 from skytune.report.cost import cost_of
+from skytune.training.preemption import FLAG_FILE
 
 
 def config(**groups: Any) -> RunConfig:
@@ -450,6 +454,24 @@ def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytes
     following.show("(setup pid=3) resolving")
     assert capfd.readouterr().out == "step 1/8\n"
     assert len(following.tail) == 3 and list(following.setup) == ["resolving"]
+
+
+def test_ctrl_c_lets_a_job_save_that_speaks_already_however_late_its_status_comes(tmp_path: Path) -> None:
+    touched: list[str] = []
+    following = object.__new__(Following)
+    following.clock, following.tail, following.setup = Clock(), deque(), deque()
+    following.stopping = SimpleNamespace(check=lambda: None, asked_by=signal.SIGINT)  # type: ignore[assignment]
+    following.cluster = SimpleNamespace(touch=lambda name, tick: touched.append(name))  # type: ignore[assignment]
+    following._told, following._muted, following._speaks = None, False, False
+    following.clock.enter("setup_s")
+    following.show("(setup pid=3) resolving")
+    with pytest.raises(KeyboardInterrupt):
+        following.tick()
+    following.show("(train, pid=455) step 7/100")
+    following.tick()
+    assert following._told is not None
+    following._told.wait(seconds=10)
+    assert touched == [FLAG_FILE]
 
 
 def test_a_disk_that_is_too_small_is_refused(job: JobDir, tmp_path: Path) -> None:

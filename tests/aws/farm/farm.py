@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -202,6 +203,10 @@ class Farm(Switches, Looking):
         (self.home / ".aws" / "config").write_text("[default]\nregion = us-east-1\n")
         (self.home / ".bashrc").write_text("PS1='(farm) \\w\\$ '\nalias ll='ls -l'\n")
         catalog.write_skypilot_catalog(self.home)
+        # SkyPilot makes it of user and host, alike in all farms, and names the folder of its SSH connections in /tmp
+        # by it: those of two farms at once, whose machines have the same addresses, would be taken for each other.
+        (self.home / ".sky").mkdir(exist_ok=True)
+        (self.home / ".sky" / "user_hash").write_text(secrets.token_hex(4))
         # Copied without its dates: SkyPilot builds the wheel anew if it is older than its own source files.
         for path in sky_wheels.rglob("*.whl"):
             target = self.home / ".sky" / "wheels" / path.relative_to(sky_wheels)

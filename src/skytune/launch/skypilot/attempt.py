@@ -62,6 +62,8 @@ class Following:
         self.setup: deque[str] = deque(maxlen=30)
         self._told: Pending[None] | None = None
         self._muted = False
+        self._speaks = False
+        """Whether the job itself has said anything: then it runs, whatever SkyPilot answered last."""
         self._log: Pending[Any] | None = None
         self._lines = 0
         self._looked = self._mirrored = self._heard = self._tailed = time.monotonic()
@@ -75,7 +77,8 @@ class Following:
             Preempted: by another signal.
         """
         self.stopping.check()
-        if self.stopping.asked_by is not None and self.clock.phase in ("plan_s", "provision_s", "setup_s"):
+        before = self.clock.phase in ("plan_s", "provision_s", "setup_s") and not self._speaks
+        if self.stopping.asked_by is not None and before:
             if self.stopping.asked_by == signal.SIGINT:
                 raise KeyboardInterrupt
             raise Preempted("stopped before training began; the same command begins again")
@@ -136,6 +139,7 @@ class Following:
         if (found["name"] or "").startswith("setup"):
             self.setup.append(said)
             return
+        self._speaks = True
         if found["rank"] not in (None, "0"):
             return
         self.tail.append(said)
