@@ -3,7 +3,8 @@
 #
 #   PYTHON=/path/to/python3.12   which Python makes .venv (default: the first of python3, python3.12, python3.11
 #                                that is 3.11 or 3.12)
-#   JOBS=1                       how many processes run the tests (default 2; a file's tests stay together, in order)
+#   JOBS=1                       how many processes run the tests (default 3: a file's tests stay together, in order;
+#                                one has those on the stand-in for AWS, and mostly waits for machines)
 #   ARGS="..."                   handed on to the command: make run ARGS="data=sst2 model=bert-base"
 #
 # On Linux without a GPU, torch's much smaller CPU build can be had the usual way, by pip's own configuration:
@@ -15,7 +16,7 @@ SHELL := /bin/sh
 
 PYTHON ?=
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 EXPERIMENT ?= laptop
 VENV := .venv
 BIN := $(VENV)/bin
@@ -78,10 +79,10 @@ results: $(RUN_STAMP) ## draw an experiment's page again from its stored results
 	@$(BIN)/python src/run.py pipeline=benchmark experiment=$(EXPERIMENT) benchmark.report_only=true $(ARGS)
 
 test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # CI=1 makes a stand-in that cannot start a failure.
-test-aws: $(DEV_STAMP) ## real SkyPilot on the stand-in for AWS: Linux, as root, some minutes
+test-aws: $(DEV_STAMP) ## of these, real SkyPilot on the stand-in for AWS alone: Linux, as root, some minutes
 	@$(BIN)/python -m pytest -m "aws and not soak" tests/aws $(ARGS)
 
 install: $(RUN_STAMP) ## only install what `make run` needs

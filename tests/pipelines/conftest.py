@@ -4,8 +4,8 @@ import contextlib
 import json
 import os
 import shutil
-import sqlite3
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading

@@ -1,5 +1,5 @@
-"""Commands that start warm: a server that has imported the libraries (not this package: tests change it) forks a process
-for every command, which then is `src/run.py` like any other. Importing takes most of a small run's time.
+"""Commands that start warm: a server that has imported the libraries (not this package: tests change it) forks a
+process for every command, which then is `src/run.py` like any other. Importing takes most of a small run's time.
 
     python warm.py CHECKOUT     reads `{"words": [...], "cwd": ..., "env": {...}, "out": FILE, "err": FILE}` lines, says
                                 the id of every process, and then how it ended
@@ -34,8 +34,6 @@ def serve(source: Path) -> dict[str, Any]:
     import evaluate  # noqa: F401
     import hydra_zen  # noqa: F401
     import torch  # noqa: F401
-    import transformers.tokenization_utils_tokenizers
-    import transformers.models.auto.tokenization_auto  # noqa: F401
     import zenml.artifacts.utils
     import zenml.client
     import zenml.integrations.registry
