@@ -3,8 +3,7 @@
 #
 #   PYTHON=/path/to/python3.12   which Python makes .venv (default: the first of python3, python3.12, python3.11
 #                                that is 3.11 or 3.12)
-#   JOBS=1                       how many processes run the tests (default 3: a file's tests stay together, in order;
-#                                one has those on the stand-in for AWS, and mostly waits for machines)
+#   JOBS=1                       how many processes run the tests (default 2; a file's tests stay together, in order)
 #   ARGS="..."                   handed on to the command: make run ARGS="data=sst2 model=bert-base"
 #
 # On Linux without a GPU, torch's much smaller CPU build can be had the usual way, by pip's own configuration:
@@ -16,7 +15,7 @@ SHELL := /bin/sh
 
 PYTHON ?=
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 2
 EXPERIMENT ?= laptop
 VENV := .venv
 BIN := $(VENV)/bin
@@ -82,7 +81,7 @@ test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # CI=1 makes a stand-in that cannot start a failure.
-test-aws: $(DEV_STAMP) ## of these, real SkyPilot on the stand-in for AWS alone: Linux, as root, some minutes
+test-aws: $(DEV_STAMP) ## real SkyPilot on the stand-in for AWS: Linux, as root, half an hour
 	@$(BIN)/python -m pytest -m "aws and not soak" tests/aws $(ARGS)
 
 install: $(RUN_STAMP) ## only install what `make run` needs
