@@ -6,6 +6,7 @@
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -228,5 +229,15 @@ def _run(config: RunConfig) -> int:
     return EXIT_OK
 
 
+def end_soon(code: int, seconds: float = 10.0) -> None:
+    """Have this process end within so many seconds, whatever threads of libraries were interrupted in."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ended = main(sys.argv[1:])
+    if ended in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
+        end_soon(ended)
+    sys.exit(ended)

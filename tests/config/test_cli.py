@@ -189,3 +189,20 @@ def test_an_interrupt_while_composing_is_130(tmp_path: Path) -> None:
     )
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
+
+
+LINGERS = """
+import importlib.util, sys, threading, time
+spec = importlib.util.spec_from_file_location("command", sys.argv[1])
+command = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(command)
+threading.Thread(target=time.sleep, args=(100,)).start()
+command.end_soon(command.EXIT_PREEMPTED, 0.2)
+sys.exit(0)
+"""
+
+
+def test_a_run_that_was_told_to_end_waits_for_no_thread() -> None:
+    script = Path(__file__).resolve().parents[2] / "src" / "run.py"
+    done = subprocess.run([sys.executable, "-c", LINGERS, str(script)], timeout=60, check=False)
+    assert done.returncode == 75

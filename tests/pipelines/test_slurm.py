@@ -29,6 +29,7 @@ class Cluster:
         self.env = {
             **checkout.env, "PATH": f"{commands}:{os.environ['PATH']}", "SCONTROL_CALLS": str(self.calls),
             "SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(checkout.source), "SKYTUNE_PYTHON": sys.executable,
+            "PYTHONFAULTHANDLER": "1",
         }  # fmt: skip
 
     def run(self, restarts: int, stop: Callable[[str, int], bool] = lambda line, shell: False) -> tuple[int, str]:
@@ -46,7 +47,13 @@ class Cluster:
                 said += line
                 if stop(line, child.pid):
                     break
-            return child.wait(120), said + child.stdout.read()
+            try:
+                return child.wait(120), said + child.stdout.read()
+            except subprocess.TimeoutExpired:
+                for process in children(child.pid):
+                    os.kill(process, signal.SIGABRT)  # Python says where all its threads are
+                child.kill()
+                pytest.fail(said + child.stdout.read())
         finally:
             child.kill()
             child.wait()
