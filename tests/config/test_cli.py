@@ -206,3 +206,28 @@ def test_a_run_that_was_told_to_end_waits_for_no_thread() -> None:
     script = Path(__file__).resolve().parents[2] / "src" / "run.py"
     done = subprocess.run([sys.executable, "-c", LINGERS, str(script)], timeout=60, check=False)
     assert done.returncode == 75
+
+
+HANGS = """
+import importlib.util, os, signal, sys, time
+spec = importlib.util.spec_from_file_location("command", sys.argv[1])
+command = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(command)
+command.Told.SECONDS = 0.3
+def tidies_up(argv, shown):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(100)
+    finally:
+        time.sleep(100)  # as for a lock that the interrupted work holds
+command._main = tidies_up
+sys.exit(command.main([]))
+"""
+
+
+def test_a_run_that_was_told_to_end_does_not_tidy_up_for_ever() -> None:
+    script = Path(__file__).resolve().parents[2] / "src" / "run.py"
+    words = [sys.executable, "-c", HANGS, str(script)]
+    done = subprocess.run(words, timeout=60, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr == "preempted: SIGTERM came while nothing was trained; the same command goes on\n"

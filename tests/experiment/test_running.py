@@ -54,11 +54,12 @@ def test_an_aws_design_gives_its_rows_with_what_was_really_paid(design: Design, 
     assert spot["accuracy"] == pytest.approx(0.75, abs=0.02)
     assert spot["usd_per_accuracy_point"] == pytest.approx(0.9 / points)
     four = rows[2]
-    assert four["usd_total"] == pytest.approx(
-        four["total_s"] / 3600 * 6.0, rel=0.02
-    )  # the design's price, our own clock
+    millisecond = 0.001 / 3600  # the table's seconds are rounded to it
+    # The design's price, our own clock.
+    assert four["usd_total"] == pytest.approx(four["total_s"] / 3600 * 6.0, rel=0.02, abs=6.0 * millisecond)
     two = rows[4]
-    assert two["usd_total"] == pytest.approx(2 * two["total_s"] / 3600 * 20.0, rel=0.02)  # both nodes
+    nodes = 2 * 20.0
+    assert two["usd_total"] == pytest.approx(two["total_s"] / 3600 * nodes, rel=0.02, abs=nodes * millisecond)
     assert [row["global_batch"] for row in rows[::2]] == [16, 64, 256]
     assert [launcher.runs and len(launcher.runs) for launcher in made.values()] == [2, 2, 2]
     assert len({name for launcher in made.values() for name in launcher.runs}) == 6, (
