@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+pytestmark = pytest.mark.soak
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpus.py"
 
