@@ -6,8 +6,6 @@
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,8 +66,6 @@ class Told:
     """Whether the machine's manager told this process to end while no worker listens (while they do, they save)."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-    SECONDS = 15.0
-    """In which the process ends then. No worker listens yet, so there is nothing to save."""
 
     def __init__(self) -> None:
         self.by = ""
@@ -89,8 +85,6 @@ class Told:
     def _signalled(self, number: int, _: object) -> None:
         if not self.by:  # managers may send it twice
             self.by = signal.Signals(number).name
-            # What is interrupted may hold a lock that tidying up waits for (seen: a transaction in ZenML's store).
-            end_soon(EXIT_PREEMPTED, self.SECONDS, self.code)
             raise KeyboardInterrupt
 
 
@@ -234,20 +228,5 @@ def _run(config: RunConfig) -> int:
     return EXIT_OK
 
 
-def end_soon(code: int, seconds: float = 10.0, tell: Callable[[], object] = lambda: None) -> None:
-    """Have this process end within so many seconds, whatever threads of libraries were interrupted in."""
-
-    def end() -> None:
-        tell()  # to stderr, which is not buffered
-        os._exit(code)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-
-
 if __name__ == "__main__":
-    ended = main(sys.argv[1:])
-    if ended in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
-        end_soon(ended)
-    sys.exit(ended)
+    sys.exit(main(sys.argv[1:]))

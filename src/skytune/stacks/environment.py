@@ -87,8 +87,20 @@ def connect() -> "Client":
 
     _keep_worker_lines()
     integration_registry.activate_integrations = lambda: None
+    leave_signals_alone()
     skypilot.use_role(stack.name, stack.labels)
     return client
+
+
+def leave_signals_alone() -> None:
+    """Have ZenML leave SIGTERM and Ctrl-C to whoever started it.
+
+    While a step runs, its handler asks the store about the run, wherever the signal came: in the middle of a commit of
+    the same store too, which then waits for itself (seen). The command's own handler waits for the end of it.
+    """
+    from zenml.orchestrators.signal_handler import SignalHandler
+
+    SignalHandler.register = lambda self: self
 
 
 def _skip_questions(client: "Client") -> None:
