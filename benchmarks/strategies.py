@@ -219,6 +219,17 @@ def cases_of(
     return found
 
 
+def parts_of(cases: list[Case]) -> list[list[Case]]:
+    """Return the cases by what may share processes, the plain ones first.
+
+    DeepSpeed's engines keep their memory, and stage 3 changes torch's own modules: each has processes of its own.
+    """
+    own = [case for case in cases if case["label"].startswith("zero")]
+    rest = [case for case in cases if case not in own]
+    counts = sorted({case["processes"] for case in rest}, reverse=True)
+    return [[case for case in rest if case["processes"] == count] for count in counts] + [[case] for case in own]
+
+
 def launch(cases: list[Case], folder: Path, quick: bool, until: float) -> tuple[list[Case], list[str]]:
     """Measure cases that need the same processes; return results, and what could not be run with the reason."""
     results: list[Case] = []
@@ -275,15 +286,15 @@ def line(r: Case) -> str:
 
 def table(report: dict[str, Any]) -> str:
     """Return all results as Markdown."""
-    alone = {(r["model"], r["batch"], r["fast"]): r["samples_per_s"] for r in report["results"] if r["gpus"] == 1}
+    alone = {(r["model"], r["batch"], r["fast"]): r["tokens_per_s"] for r in report["results"] if r["gpus"] == 1}
     text = [
         "# Strategies measured",
         "",
         f"{report['date']}, {report['device']}, " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
         f"`{report['command']}`. Rates are means after {WARMUP} steps; a step ends when the device is done. MFU counts "
-        "no padding. Efficiency compares with one GPU at the same batch a GPU, the fast path with the fast path. "
-        "Memory is the most that tensors took on any GPU after the warm-up; in theory, weights, gradients and Adam's "
-        "averages alone take the last column.",
+        "no padding. Efficiency compares tokens/s (other rows come by on other numbers of GPUs) with one GPU at the "
+        "same batch a GPU, the fast path with the fast path. Memory is the most that tensors took on any GPU after the "
+        "warm-up; in theory, weights, gradients and Adam's averages alone take the last column.",
         "",
         "| model | weights | strategy | precision | GPUs | batch a GPU | steps | ms a step | samples/s | tokens/s "
         "| MFU | efficiency | GiB a GPU | states in theory, GiB |",
@@ -292,7 +303,7 @@ def table(report: dict[str, Any]) -> str:
     order = sorted(report["results"], key=lambda r: (r["model"], -r["batch"], r["gpus"], r["label"]))
     for r in order:
         one = alone.get((r["model"], r["batch"], r["fast"]))
-        efficiency = "n/a" if one is None else f"{100 * r['samples_per_s'] / one / r['gpus']:.0f} %"
+        efficiency = "n/a" if one is None else f"{100 * r['tokens_per_s'] / one / r['gpus']:.0f} %"
         share = "n/a" if r["mfu"] is None else f"{100 * r['mfu']:.1f} %"
         memory = "n/a" if r["peak_memory_bytes"] is None else f"{r['peak_memory_bytes'] / 2**30:.2f}"
         text.append(
@@ -300,6 +311,7 @@ def table(report: dict[str, Any]) -> str:
             f"| {r['batch']} | {r['steps']} | {r['step_ms']:.1f} | {r['samples_per_s']:.0f} | {r['tokens_per_s']:.0f} "
             f"| {share} | {efficiency} | {memory} | {r['theory_bytes'] / 2**30:.2f} |"
         )
+    text += [line for note in report.get("notes", []) for line in ("", note)]
     text += ["", "Not run:", ""] + [f"- {reason}" for reason in report["not_run"] or ["nothing"]]
     return "\n".join(text) + "\n"
 
@@ -308,6 +320,7 @@ def main() -> int:
     """Run everything; return the exit code: 1 where nothing could be measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=["bert", "llama"], default=["bert", "llama"])
+    parser.add_argument("--labels", nargs="+", help="only these strategies, as the table names them; default all")
     parser.add_argument("--gpus", nargs="+", type=int, help="numbers of GPUs; default 1, 2, 4, ... as there are")
     parser.add_argument(
         "--whole", type=int, help="number of GPUs on which the rarer strategies run too; default the most"
@@ -338,8 +351,7 @@ def main() -> int:
     for number in sorted(numbers, key=lambda n: (n != 1, -n)):  # what lies between the ends comes last
         most = number == (arguments.whole or max(numbers))
         cases = cases_of(arguments.models, number, steps, large, has_zero, arguments.quick, most)
-        for processes in sorted({case["processes"] for case in cases}, reverse=True):
-            part = [case for case in cases if case["processes"] == processes]
+        for part in parts_of([case for case in cases if case["label"] in (arguments.labels or [case["label"]])]):
             found, missing = launch(part, arguments.output, arguments.quick, until)
             results, failed = results + found, failed + missing
     for name in ("cases.json", "cases.done"):
@@ -354,7 +366,8 @@ def write(arguments: argparse.Namespace, results: list[Case], failed: list[str],
 
     name = "strategies-quick" if arguments.quick else "strategies"
     file = arguments.output / f"{name}.json"
-    before = json.loads(file.read_text())["results"] if file.is_file() else []
+    old = json.loads(file.read_text()) if file.is_file() else {}
+    before = old.get("results", [])
 
     def key(r: Case) -> tuple[Any, ...]:
         return r["model"], r["label"], r["gpus"], r["batch"]
@@ -366,6 +379,7 @@ def write(arguments: argparse.Namespace, results: list[Case], failed: list[str],
         "date": date.today().isoformat(), "device": device, "versions": {**shown, "CUDA": str(torch.version.cuda)},
         "command": "python benchmarks/strategies.py " + " ".join(sys.argv[1:]),
         "results": [r for r in before if key(r) not in now] + results, "not_run": failed,
+        "notes": old.get("notes", []),  # written by hand
     }  # fmt: skip
     file.write_text(json.dumps(report, indent=1))
     (arguments.output / f"{name}.md").write_text(table(report))

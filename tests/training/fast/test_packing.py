@@ -28,6 +28,16 @@ def test_budgets_hold_every_step_and_waste_least(totals, most):
     assert waste(totals, found) == min(waste(totals, list(b)) for b in others if b[-1] >= totals.max())
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=30), st.floats(0.0, 0.5))
+def test_no_more_budgets_than_a_share_of_empty_tokens_takes(totals, share):
+    totals = -(-np.array(totals) // 64) * 64
+    found = choose_budgets(totals, 6, grain=64, waste=share)
+    assert waste(totals, found) <= max(share * totals.sum(), waste(totals, choose_budgets(totals, 6, grain=64)))
+    if len(found) > 1:
+        assert waste(totals, choose_budgets(totals, len(found) - 1, grain=64)) > share * totals.sum()
+
+
 def test_a_packed_batch_is_its_rows_one_after_another(rows_of):
     data = rows_of(20, pad=3, types=True)
     table = DeviceTable(data, torch.device("cpu"))

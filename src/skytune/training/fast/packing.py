@@ -19,11 +19,12 @@ GRAIN = 64
 """Budgets are multiples of this many tokens (one tile of the attention kernel)."""
 
 
-def choose_budgets(totals: np.ndarray, most: int, grain: int = GRAIN) -> list[int]:
+def choose_budgets(totals: np.ndarray, most: int, grain: int = GRAIN, waste: float = 0.0) -> list[int]:
     """Return at most `most` ascending budgets, multiples of `grain`, the last one at least `totals.max()`.
 
     Args:
         totals: int [steps], tokens of every step.
+        waste: share of all tokens that may be empty, rounding to `grain` apart: no more budgets than that takes.
     """
     sizes, counts = np.unique(-(-np.maximum(totals, 1) // grain) * grain, return_counts=True)
     n = len(sizes)
@@ -39,8 +40,9 @@ def choose_budgets(totals: np.ndarray, most: int, grain: int = GRAIN) -> list[in
             cost = best[used - 1, i] + sizes[j - 1] * (below[j] - below[i]) - (real[j] - real[i])
             cut[used, j] = int(cost.argmin())
             best[used, j] = cost[cut[used, j]]
+    enough = next((used for used in range(1, most) if best[used, n] <= waste * real[n]), most)
     found, j = [], n
-    for used in range(most, 0, -1):
+    for used in range(enough, 0, -1):
         if j == 0:
             break
         found.append(int(sizes[j - 1]))

@@ -33,9 +33,10 @@ class PackedStep:
     ) -> None:
         device = table.tokens.device
         self.model, self.table, self.clip_norm = model, table, clip_norm
-        self.together = Together(model.arena.grads, model.halves) if together else None
+        self.together = Together(model.arena.grads, model.parts, model.words_at) if together else None
         self.grads = model.grads
         if self.together is not None:
+            model.words.together = self.together
             self.grads = [
                 replace(grads, done=partial(self.together.layer_done, number))
                 for number, grads in enumerate(model.grads)
@@ -66,6 +67,9 @@ class PackedStep:
         """
         if self.together is not None:
             self.together.on = update and not alone
+            # In fewer bytes than the whole table's, and in one go: earlier micro-batches leave a gradient in the table.
+            tokens = budget * torch.distributed.get_world_size()
+            self.together.by_tokens = self.together.on and not add and tokens <= len(self.model.words.weight)
         batch = self.table.unpack(self.rows, budget, self.model.pad_id, self.seed)
         for low, _ in self.model.loose:
             low.grad = None

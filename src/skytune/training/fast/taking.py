@@ -20,8 +20,11 @@ from .step import PackedStep
 
 log = logging.getLogger(__name__)
 
-BUDGETS = 6
+BUDGETS = 16
 """Graphs that are captured at most, for steps of different lengths."""
+
+WASTE = 0.03
+"""Share of the computed tokens that may be empty, where that many graphs can bring it there."""
 
 EPOCHS = 3
 """Epochs whose steps decide the budgets; a later step that needs more gets a graph of its own."""
@@ -36,6 +39,8 @@ class Micro:
 
     rows: np.ndarray
     tokens: int
+    most: int
+    """Tokens of the process that has the most: all take the same budget, since they wait for each other anyway."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,8 @@ class Plan:
     """The micro-batches of a few steps."""
 
     first: int
-    steps: list[list[int]]
-    """Tokens of every micro-batch, by step."""
+    steps: list[list[Micro]]
+    """The micro-batches of every step."""
     of: list[int]
     """The step, counted from `first`, of every micro-batch."""
     whole: Tensor
@@ -87,8 +92,8 @@ class PackedSteps:
         self.packed = PackedStep(model, table, micro_size, clip_norm, together=world_size > 1)
         # From step 0, wherever this process starts: rounding and dropout's masks depend on the budget of a step.
         last = min(total_steps, EPOCHS * order.steps_per_epoch)
-        totals = [micro.tokens for step in range(last) for micro in self._micros(step)]
-        self.budgets = choose_budgets(np.array(totals or [1]), BUDGETS)
+        totals = [micro.most for step in range(last) for micro in self._micros(step)]
+        self.budgets = choose_budgets(np.array(totals or [1]), BUDGETS, waste=WASTE)
         self.total_steps = total_steps
         self._plan: Plan | None = None
         self.real_tokens = self.computed_tokens = 0
@@ -129,12 +134,12 @@ class PackedSteps:
         for number in range(len(rates)):
             torch.manual_seed(step_seed(self.seed, first + number, self.rank))
             micros = plan.steps[number]
-            for index, tokens in enumerate(micros):
+            for index, micro in enumerate(micros):
                 self.packed.whole.copy_(plan.whole[at])
                 self.packed.real.copy_(real[at])
-                budget = self._budget(tokens)
+                budget = self._budget(micro.most)
                 self.packed.take(budget, add=index > 0, update=index == len(micros) - 1)
-                self.real_tokens += tokens
+                self.real_tokens += micro.tokens
                 self.computed_tokens += budget
                 at += 1
             told[0, number].copy_(self.packed.loss)
@@ -164,16 +169,21 @@ class PackedSteps:
         if self.captured:
             rows, numbers = rows.pin_memory(), numbers.pin_memory()
         rows = rows.to(self.packed.whole.device, non_blocking=True)
-        return Plan(first, [[micro.tokens for micro in micros] for micros in steps], of, rows, numbers)
+        return Plan(first, steps, of, rows, numbers)
 
     def _micros(self, step: int) -> list[Micro]:
         rows = self.order.rows(step)
         cut = micro_batches(rows, step=step, rank=self.rank, world_size=self.world_size, micro_size=self.micro_size)
-        found = []
-        for micro in cut:
-            mine = micro.rows[: micro.real]
-            found.append(Micro(mine, int(self.order.lengths[mine].sum())))
-        return found
+        share = -(-len(rows) // self.world_size)
+        size = min(self.micro_size, share)
+        # [share, processes] as `micro_batches` deals rows out, then [micro-batches, processes].
+        lengths = np.zeros((share, self.world_size), dtype=np.int64)
+        lengths.reshape(-1)[: len(rows)] = self.order.lengths[rows]
+        tokens = np.add.reduceat(lengths, np.arange(0, share, size), axis=0)
+        return [
+            Micro(micro.rows[: micro.real], int(mine), int(most))
+            for micro, mine, most in zip(cut, tokens[:, self.rank], tokens.max(1), strict=True)
+        ]
 
     def _budget(self, tokens: int) -> int:
         """Return the budget of a micro-batch; one that is longer than all chosen ones gets a multiple of its own, which
