@@ -77,7 +77,7 @@ def test_failed_stopped_and_adopted_cells_are_told() -> None:
     some[1] |= {"status": "stopped", "reason": "budget: 5 USD are used"}
     some[2] |= {"origin": "adopted"}
     html = page(rows=some)
-    assert "34 of 36" in html and "1 failed, 1 stopped by the budget" in html
+    assert "34 of 36" in html and "1 failed, 1 stopped early" in html
     assert "no capacity in &lt;us-east-1a&gt;" in html and "budget: 5 USD are used" in html
     assert "Run by hand and taken in" in html
 

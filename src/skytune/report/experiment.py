@@ -81,7 +81,7 @@ def _cards(rows: Sequence[Row], found: Sequence[Group], cells: int) -> list[dict
     others = [
         f"{missing} did not run" if missing else "",
         f"{failed} failed" if failed else "",
-        f"{stopped} stopped by the budget" if stopped else "",
+        f"{stopped} stopped early" if stopped else "",
     ]
     cards = [{"name": "cells done", "value": f"{len(done)} of {cells}",
               "note": ", ".join(part for part in others if part) or "none failed"}]  # fmt: skip

@@ -174,9 +174,11 @@ def _front(axes: Any, points: Sequence[tuple[float, float]], index: int) -> None
 
 
 def _bars(axes: Any, xs: Sequence[float], ys: Sequence[float], widths: Sequence[float | None], index: int) -> None:
+    """Draw intervals of shares, which end at 0 and 1: of two seeds that differ, Student's t makes one of many units."""
     for x, y, width in zip(xs, ys, widths, strict=True):
         if width is not None:
-            axes.errorbar([x], [y], yerr=[width], color=SERIES[index % len(SERIES)], capsize=3, linewidth=1.2)
+            ends = [[min(width, y)], [min(width, 1 - y)]]
+            axes.errorbar([x], [y], yerr=ends, color=SERIES[index % len(SERIES)], capsize=3, linewidth=1.2)
 
 
 def _note(
