@@ -79,9 +79,9 @@ def test_compiled_code_takes_the_same_steps(run_job: Callable[..., Any], monkeyp
 
 
 def test_few_lengths() -> None:
-    def multiple(longest: int, pad: int = 8, **values: Any) -> int:
+    def multiple(longest: int, pad: int | None = None, device: str = "cuda", **values: Any) -> int | None:
         config = from_dict(RunConfig, {"compile": values, "batch": {"pad_multiple": pad}})
-        return bounded(config, longest).batch.pad_multiple
+        return bounded(config, longest, device).batch.pad_multiple
 
     assert multiple(512) == 8
     assert multiple(512, mode="on") == 8
@@ -91,3 +91,6 @@ def test_few_lengths() -> None:
     for longest in (1, 7, 66, 511):
         for count in (1, 3, 8):
             assert -(-longest // multiple(longest, pad=1, mode="on", shapes=count)) <= count
+    assert multiple(512, device="cpu") == 1
+    assert multiple(512, device="cpu", mode="on") == 8
+    assert multiple(512, pad=4, device="cpu") == multiple(512, pad=4) == 4

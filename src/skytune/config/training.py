@@ -26,13 +26,14 @@ class BatchConfig:
     """Rows are sorted by length within pools of so many global batches, so that little padding is computed;
     1 switches length bucketing off."""
 
-    pad_multiple: int = 8
-    """Padded lengths are multiples of this."""
+    pad_multiple: int | None = None
+    """Padded lengths are multiples of this. Empty means 8, which a GPU's matrix products want; on a CPU 1."""
 
     def __post_init__(self) -> None:
         for key in ("global_size", "bucket_batches", "pad_multiple"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"batch.{key}={getattr(self, key)}: must be at least 1")
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"batch.{key}={value}: must be at least 1")
         if self.micro_size is not None and not 1 <= self.micro_size <= self.global_size:
             raise ConfigError(
                 f"batch.micro_size={self.micro_size}: must lie between 1 and batch.global_size={self.global_size}"

@@ -13,6 +13,9 @@ from ..config import CompileMode, RunConfig
 
 MODES = {CompileMode.reduce_overhead: "reduce-overhead", CompileMode.max_autotune: "max-autotune"}
 
+WIDTH = 8
+"""What padded lengths are multiples of on a GPU, and where kernels are compiled for them."""
+
 SHAPES = 8
 """Lengths where a mode needs fixed ones and `compile.shapes` is empty."""
 
@@ -22,16 +25,18 @@ def shapes(config: RunConfig) -> int | None:
     return config.compile.shapes or (SHAPES if config.compile.mode in MODES else None)
 
 
-def bounded(config: RunConfig, longest: int) -> RunConfig:
-    """Return the configuration with padded lengths that are few enough.
+def bounded(config: RunConfig, longest: int, device: str) -> RunConfig:
+    """Return the configuration with `batch.pad_multiple` set: padded lengths that suit the device, and few enough.
 
     Args:
         longest: tokens of the longest row of all splits.
+        device: torch's name of the kind of device.
     """
     count = shapes(config)
+    plain = device == "cpu" and config.compile.mode is CompileMode.off
+    multiple = config.batch.pad_multiple or (1 if plain else WIDTH)
     if count is None:
-        return config
-    multiple = config.batch.pad_multiple
+        return replace(config, batch=replace(config.batch, pad_multiple=multiple))
     wide = -(-longest // count)
     return replace(config, batch=replace(config.batch, pad_multiple=-(-wide // multiple) * multiple))
 

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..config import RunConfig
 from ..data.batches import TokenTable
+from .compiling import WIDTH
 from .devices import World
 from .order import MicroBatch, SampleOrder, micro_batches
 
@@ -41,7 +42,7 @@ class Feed:
     def _loader(self, first: int, micro_size: int) -> DataLoader[Any]:
         workers = self.config.loader.num_workers
         return DataLoader(
-            _Batches(self.table, self.config.batch.pad_multiple),
+            _Batches(self.table, self.config.batch.pad_multiple or WIDTH),
             sampler=_Plan(self.world, self.order, range(first, self.last), micro_size),
             batch_size=None,
             num_workers=workers,

@@ -9,6 +9,7 @@ from typing import Any
 from ..config import RunConfig
 from .callbacks import Callbacks, Run
 from .checkpointing import Checkpoints
+from .compiling import WIDTH
 from .flops import efficiency
 from .order import SampleOrder
 from .recording import BestWeights
@@ -85,7 +86,7 @@ def _padding_share(order: SampleOrder, config: RunConfig, steps: int) -> float:
     real = computed = 0
     for step in range(min(steps, order.steps_per_epoch)):
         lengths = order.lengths[order.rows(step)]
-        multiple = config.batch.pad_multiple
+        multiple = config.batch.pad_multiple or WIDTH
         real += int(lengths.sum())
         computed += len(lengths) * -(-int(lengths.max()) // multiple) * multiple
     return round(1 - real / max(computed, 1), 4)

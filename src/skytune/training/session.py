@@ -16,7 +16,7 @@ from ..data.batches import TokenTable
 from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
 from .checkpointing import Checkpoints
-from .compiling import bounded
+from .compiling import WIDTH, bounded
 from .devices import World, join
 from .early_stopping import EarlyStopping
 from .ema import Ema
@@ -59,7 +59,8 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     with phases.time("load_s"), explained("the model was opened"):
         accelerator, world = join(config, asked)
         tables = open_tables(jobdir, job)
-        config = bounded(config, max(int(table.lengths.max(initial=1)) for table in tables.values()))
+        longest = max(int(table.lengths.max(initial=1)) for table in tables.values())
+        config = bounded(config, longest, world.device.type)
         job = replace(job, config=config)
         model = open_model(jobdir, job)
         check_vocabulary(model, tables)
@@ -208,7 +209,7 @@ def _predict_split(
             world,
             batch_size=config.eval.batch_size,
             limit=config.limit_eval_batches,
-            multiple=config.batch.pad_multiple,
+            multiple=config.batch.pad_multiple or WIDTH,
             at_once=at_once,
             lockstep=alone is None,
             autocast=strategy.autocast,
