@@ -5,6 +5,7 @@
 """
 
 import errno
+import gc
 import importlib
 import logging
 import os
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     job = JobDir(arguments[0])
     rank = int(os.environ.get("RANK", "0"))
     _watch_launcher()
+    gc.disable()  # until everything is imported (`session.run_job`): a million objects and no garbage
     guard_logs()
     try:
         _log_to(job.logs / f"rank-{rank}.log", rank)
