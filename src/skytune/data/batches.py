@@ -110,7 +110,7 @@ def _column(column: "pa.ChunkedArray") -> Any:
 
 
 def _numbers(array: "pa.Array") -> np.ndarray:
-    """Return an Arrow array as numpy: a view where it has no gaps. Arrow's own `to_numpy` imports pandas first (0.4 s)."""
+    """Return an Arrow array as numpy, a view if it has no gaps. Arrow's `to_numpy` imports pandas first (0.4 s)."""
     import pyarrow as pa
 
     if array.null_count or pa.types.is_boolean(array.type):

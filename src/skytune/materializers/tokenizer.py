@@ -12,7 +12,6 @@ from ..models import quiet
 from .files import CLASS_FILE, FolderMaterializer, files_under, read_class, write_class
 from .types import named_type
 
-
 DECODER = "tokenizer.json"
 """The file from which the library `tokenizers` alone turns tokens into text."""
 
