@@ -199,6 +199,7 @@ def _run(config: RunConfig) -> int:
         from skytune.launch.join import join
 
         assert nodes.address is not None, "nodes_of refuses that"
+        gc.enable()
         return join(nodes.address, nodes.port, rank=nodes.rank, timeout=config.launch.nodes_timeout_seconds)
     if config.pipeline is Pipeline.benchmark:
         from skytune.experiment import make_plan
