@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ PHASES = {
     "predict_s": "predictions of all splits",
     "after_s": "after the workers: `evaluate_model`, report, ZenML",
     "total_s": "the whole command",
+    "cpu_s": "the same in CPU seconds, workers included",
 }
 
 
@@ -39,12 +41,12 @@ def run(home: Path, rate: float) -> dict[str, float]:
     env.update(ZENML_ANALYTICS_OPT_IN="false", TQDM_DISABLE="1")
     words = ["max_steps=20", f"optimizer.lr={rate}", "log.every_steps=1", "compute=cpu", "tracker=none"]
     jobs = "skytune/runs/*/outputs/result.json"
-    began, old = time.time(), set(home.glob(jobs))
+    began, old, used = time.time(), set(home.glob(jobs)), _cpu_seconds()
     subprocess.run(
         [sys.executable, str(ROOT / "src" / "run.py"), *words], env=env, check=True, stdout=subprocess.DEVNULL
     )
     ended = time.time()
-    seconds = {"total_s": ended - began}
+    seconds = {"total_s": ended - began, "cpu_s": _cpu_seconds() - used}
     for file in set(home.glob(jobs)) - old:
         result = json.loads(file.read_text())
         first = json.loads((file.parent / "history.jsonl").read_text().splitlines()[0])
@@ -54,6 +56,12 @@ def run(home: Path, rate: float) -> dict[str, float]:
             after_s=ended - file.stat().st_mtime,
         )  # fmt: skip
     return seconds
+
+
+def _cpu_seconds() -> float:
+    """Return what the children that have ended used, with theirs."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
 
 
 def main() -> int:

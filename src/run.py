@@ -3,6 +3,7 @@
     python src/run.py --help
 """
 
+import gc
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ NEEDED = {
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     told = Told()
+    gc.disable()  # imports make a million objects and no garbage; to look for some was a third of a cached run
     shown = Shown(any(word.startswith(("debug=", "debug.traceback=true")) and word != "debug=null" for word in argv))
     try:
         return _main(argv, shown)
@@ -197,6 +199,7 @@ def _run(config: RunConfig) -> int:
         from skytune.launch.join import join
 
         assert nodes.address is not None, "nodes_of refuses that"
+        gc.enable()
         return join(nodes.address, nodes.port, rank=nodes.rank, timeout=config.launch.nodes_timeout_seconds)
     if config.pipeline is Pipeline.benchmark:
         from skytune.experiment import make_plan
@@ -217,6 +220,8 @@ def _run(config: RunConfig) -> int:
     from skytune.launch.dismissal import dismiss
     from skytune.pipelines.running import run_pipeline
 
+    gc.freeze()  # what is there stays: never looked at again, at the end neither
+    gc.enable()
     try:
         finished = run_pipeline(client, config)
     finally:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import UserError
@@ -94,6 +94,7 @@ def test_hash_is_of_content_not_of_chunks(rows: list[tuple[list[int], int]], cut
     assert content_hash(other) != content_hash(table)
 
 
+@settings(deadline=None)  # the first one imports torch
 @given(
     rows=st.lists(st.lists(st.integers(1, 99), max_size=7), min_size=1, max_size=20),
     picks=st.lists(st.integers(0, 19), min_size=1, max_size=8), multiple=st.sampled_from([1, 4, 8]),

@@ -54,16 +54,25 @@ def s3_endpoint(s3_server: str) -> str:
     return s3_server
 
 
-@pytest.fixture(params=["local", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, str]:
-    """An artifact store and the address of one artifact in it: once on this disk, once on S3."""
-    if request.param == "local":
+@pytest.fixture
+def stores() -> Callable[[Path], Any]:
+    """Makes an artifact store in a folder of this disk."""
+
+    def make(root: Path) -> Any:
         from zenml.artifact_stores.local_artifact_store import LocalArtifactStore, LocalArtifactStoreConfig
 
+        return _component("local", LocalArtifactStoreConfig(path=str(root)), LocalArtifactStore)
+
+    return make
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, stores: Callable[[Path], Any]) -> tuple[Any, str]:
+    """An artifact store and the address of one artifact in it: once on this disk, once on S3."""
+    if request.param == "local":
         root = tmp_path / "store"
         root.mkdir()
-        store = _component("local", LocalArtifactStoreConfig(path=str(root)), LocalArtifactStore)
-        return store, str(root / "artifact")
+        return stores(root), str(root / "artifact")
     endpoint = request.getfixturevalue("s3_endpoint")
     from zenml.integrations.s3.artifact_stores import S3ArtifactStore
     from zenml.integrations.s3.flavors import S3ArtifactStoreConfig

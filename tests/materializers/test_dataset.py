@@ -2,6 +2,8 @@ import errno
 import gc
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +196,21 @@ def test_datasets_itself_reads_what_was_stored(tmp_path: Path) -> None:
     write_dataset(datasets.DatasetDict(train=in_memory(5), test=in_memory(2)), tmp_path / "stored")
     loaded = datasets.load_from_disk(str(tmp_path / "stored"))
     assert list(loaded) == ["train", "test"] and equal(loaded["test"], in_memory(2))
+
+
+def test_a_set_in_torch_format_is_read_without_torch(tmp_path: Path) -> None:
+    write_dataset(in_memory(5).with_format("torch", columns=["input_ids"], dtype=None), tmp_path / "stored")
+    code = f"""
+import sys
+from pathlib import Path
+from skytune.materializers.arrow import read_dataset
+found = read_dataset(Path({str(tmp_path / "stored")!r}))
+assert found.with_format(None)[3]["text"].startswith("row 3")
+print("torch" in sys.modules, found.format)
+"""
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    expected = datasets.load_from_disk(str(tmp_path / "stored")).format
+    assert done.stdout == f"False {expected}\n"
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: datasets.DatasetDict(train=in_memory(2), test=d)])

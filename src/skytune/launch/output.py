@@ -1,5 +1,6 @@
 """What workers print, while they print it: on the screen and in a file."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -42,8 +43,13 @@ def pump(
         selector.register(child.stderr, selectors.EVENT_READ, "err")
         while True:
             ended = child.poll() is not None
-            # A process that outlives the workers (a loader of theirs) may hold the pipe open for ever.
-            ready = selector.select(timeout=0.2 if ended else 0.5)
+            if selector.get_map():
+                # A process that outlives the workers (a loader of theirs) may hold the pipe open for ever.
+                ready = selector.select(timeout=0.2 if ended else 0.5)
+            else:  # both are closed: that ends the child within moments, and no event tells of it
+                ready = []
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(0.5)
             if ended and not ready:
                 break
             for key, _ in ready:

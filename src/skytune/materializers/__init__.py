@@ -13,7 +13,7 @@ from zenml.materializers.materializer_registry import materializer_registry
 from ..config import UserError
 from .dataset import DatasetMaterializer
 from .model import ModelFolder, ModelFolderMaterializer, PretrainedModelMaterializer
-from .tokenizer import ProcessorMaterializer, TokenizerMaterializer
+from .tokenizer import ProcessorMaterializer, StoredTokenizer, TokenizerMaterializer
 from .types import ByName, dotted_name
 
 MATERIALIZERS: tuple[type[BaseMaterializer], ...] = (
@@ -64,6 +64,7 @@ __all__ = [
     "PlainFilesOnly",
     "PretrainedModelMaterializer",
     "ProcessorMaterializer",
+    "StoredTokenizer",
     "TokenizerMaterializer",
     "register",
 ]

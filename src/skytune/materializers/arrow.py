@@ -40,17 +40,14 @@ def write_dataset(dataset: "Dataset | DatasetDict", folder: Path) -> None:
 
 def read_dataset(folder: Path) -> "Dataset | DatasetDict":
     """Return the data set in `folder`, memory-mapped from there."""
-    from datasets import Dataset, DatasetDict
-
-    def read(place: Path) -> Dataset:
-        return Dataset.load_from_disk(str(place), keep_in_memory=False)
+    from datasets import DatasetDict
 
     _keep_caches_out_of(folder)
     with quiet("datasets"):
         if not (folder / _SPLITS_FILE).is_file():
-            return read(folder)
+            return _read_split(folder)
         names = json.loads((folder / _SPLITS_FILE).read_text(encoding="utf-8"))["splits"]
-        return DatasetDict({name: read(folder / _folder_name(name)) for name in names})
+        return DatasetDict({name: _read_split(folder / _folder_name(name)) for name in names})
 
 
 def hash_dataset(folder: Path) -> str:
@@ -65,6 +62,21 @@ def hash_dataset(folder: Path) -> str:
     order = splits.read_text(encoding="utf-8") if splits.is_file() else ""
     about = hashlib.sha256(json.dumps([order, parts]).encode()).hexdigest()
     return hash_files(folder, sorted(folder.rglob("*.arrow")))[:40] + about[:24]
+
+
+def _read_split(place: Path) -> "Dataset":
+    """Do as `Dataset.load_from_disk`, which imports torch (seconds) for a data set in its format, used or not."""
+    from datasets import Dataset, DatasetInfo, Split
+    from datasets.table import MemoryMappedTable, concat_tables
+
+    state = json.loads((place / _STATE_FILE).read_text(encoding="utf-8"))
+    info = DatasetInfo.from_dict(json.loads((place / _INFO_FILE).read_text(encoding="utf-8")))
+    table = concat_tables([MemoryMappedTable.from_file(str(place / file["filename"])) for file in state["_data_files"]])
+    split = None if state["_split"] is None else Split(state["_split"])
+    dataset = Dataset(table, info, split, fingerprint=state["_fingerprint"])
+    for name in ("_format_type", "_format_kwargs", "_format_columns", "_output_all_columns"):
+        setattr(dataset, name, state[name])
+    return dataset
 
 
 def _write_split(dataset: "Dataset", folder: Path, label: str) -> None:

@@ -191,9 +191,9 @@ def is_pickle(path: Path) -> bool:
         return file.read(1) == b"."
 
 
-def write_class(folder: Path, data: Any) -> None:
-    """Write down of which class `data` is."""
-    (folder / CLASS_FILE).write_text(json.dumps({"class": dotted_name(type(data))}), encoding="utf-8")
+def write_class(folder: Path, data: Any, **more: Any) -> None:
+    """Write down of which class `data` is, and what else is to be known without it."""
+    (folder / CLASS_FILE).write_text(json.dumps({"class": dotted_name(type(data)), **more}), encoding="utf-8")
 
 
 def read_class(folder: Path, bases: tuple[type, ...]) -> Any:

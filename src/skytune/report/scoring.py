@@ -18,7 +18,8 @@ class DecodedTexts(Sequence[Any]):
     """The texts of a split as the model saw them, decoded from the tokens when one is asked for."""
 
     def __init__(self, split: Any, tokenizer: Any) -> None:
-        self.split, self.tokenizer = split, tokenizer
+        # Plain numbers: in torch's format one row would import torch.
+        self.split, self.tokenizer = split.with_format(None), tokenizer
 
     def __len__(self) -> int:
         return len(self.split)

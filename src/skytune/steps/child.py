@@ -1,5 +1,6 @@
 """The child in which the step operator runs a step: ZenML set up as in the parent, and an end when the parent dies."""
 
+import gc
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ NEVER_MIND = (KeyboardInterrupt, SystemExit)
 def main() -> int:
     """Run the step that the command line names; return the exit code. What went wrong stands in ZenML's store."""
     _watch_parent()
+    gc.disable()  # as in `src/run.py`
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # the user's own modules, as in `src/run.py`
     log_plainly()
@@ -28,6 +30,8 @@ def main() -> int:
     register()
     from zenml.entrypoints import entrypoint
 
+    gc.freeze()
+    gc.enable()
     try:
         entrypoint.main()
     except NEVER_MIND:

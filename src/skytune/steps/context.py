@@ -3,9 +3,12 @@
 from typing import Any
 
 from zenml import get_step_context
+from zenml.client import Client
+from zenml.orchestrators.utils import register_artifact_store_filesystem
 
 from ..config import RunConfig, from_dict
-from .types import Dataset, Datasets
+from ..materializers import StoredTokenizer, TokenizerMaterializer
+from .types import Dataset, Datasets, TokenizerFiles
 
 EXTRA = "config"
 """Key of the whole configuration in a step's `extra` (which ZenML's cache does not look at)."""
@@ -27,3 +30,16 @@ def input_metadata(name: str, key: str) -> dict[str, Any]:
 def named_sets(validation: Datasets) -> dict[str, Dataset]:
     """Return the evaluation sets by name: `load_data` hands on several as one DatasetDict."""
     return dict(validation) if isinstance(validation, dict) else {"validation": validation}
+
+
+def stored_tokenizer(artifact: TokenizerFiles) -> Any:
+    """Return the tokenizer of an artifact, loaded when it is used; None where the data set brings its own numbers."""
+    if artifact.materializer.attribute != TokenizerMaterializer.__name__:
+        return artifact.load()  # that None, or stored by a materializer of the user's own
+    store = Client().active_stack.artifact_store
+    if artifact.artifact_store_id in (None, store.id):
+        return StoredTokenizer(TokenizerMaterializer(artifact.uri, store))
+    with register_artifact_store_filesystem(artifact.artifact_store_id) as store:
+        found = StoredTokenizer(TokenizerMaterializer(artifact.uri, store))
+        _ = found.folder
+        return found

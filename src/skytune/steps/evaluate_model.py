@@ -9,8 +9,8 @@ from zenml.types import HTMLString
 
 from ..report.scoring import DecodedTexts, score, write_beside, write_report
 from ..training.metrics import check
-from .context import named_sets, whole_config
-from .types import Dataset, Datasets, Predictions, Tokenizer
+from .context import named_sets, stored_tokenizer, whole_config
+from .types import Dataset, Datasets, Predictions, TokenizerFiles
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def evaluate_model(
     validation_dataset: Datasets,
     test_dataset: Dataset,
-    tokenizer: Tokenizer,
+    tokenizer: TokenizerFiles,
     evaluation: dict[str, Any],
     fingerprints: dict[str, str],
     predictions: Predictions = None,
@@ -35,13 +35,14 @@ def evaluate_model(
     log.info("evaluate_model: scoring")
     config = whole_config()
     splits = {**named_sets(validation_dataset), "test": test_dataset}
+    files = stored_tokenizer(tokenizer)
     report = training_report or {}
     if predictions is None:
         check(config.eval.metrics, config.eval.extra_metrics)
-        done = predict(config, str(checkpoint), splits, tokenizer)
+        done = predict(config, str(checkpoint), splits, files)
         predictions = read_predictions(done.job, list(splits))
         report = {"result": {**done.result, "predicted_only": True}, "history": []}
-    texts = {name: DecodedTexts(split, tokenizer) for name, split in splits.items()}
+    texts = {name: DecodedTexts(split, files) for name, split in splits.items()}
     found, page = score(config, predictions, class_names(test_dataset), texts, report)
     folder = Path(report["result"]["run_folder"])
     write_report(folder, page)

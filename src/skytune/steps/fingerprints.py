@@ -71,11 +71,14 @@ def code_hash(roots: tuple[str, ...], everything: bool = False) -> str:
 
 def _closure(roots: tuple[str, ...], everything: bool) -> dict[str, str]:
     seen: dict[str, str] = {}
-    waiting = list(roots)
+    waiting, looked_at = list(roots), set[str]()
     while waiting:
         module = waiting.pop()
+        if module in looked_at or module.startswith(UNCOUNTED):
+            continue
+        looked_at.add(module)
         path = _source(module, everything)
-        if module in seen or path is None or module.startswith(UNCOUNTED):
+        if path is None:
             continue
         tree, imports = _parsed(path, path.stat().st_mtime_ns, module)
         seen[module] = tree

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from zenml import log_metadata, step
 
 from ..materializers import ModelFolder
-from .context import input_metadata, named_sets, whole_config
-from .types import Dataset, DatasetDict, Datasets, Tokenizer
+from .context import input_metadata, named_sets, stored_tokenizer, whole_config
+from .types import Dataset, DatasetDict, Datasets, TokenizerFiles
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ def train_model(
     train_dataset: Dataset,
     validation_dataset: Datasets,
     test_dataset: Dataset,
-    tokenizer: Tokenizer,
+    tokenizer: TokenizerFiles,
     decisive: dict[str, Any],
     fingerprints: dict[str, str],
 ) -> tuple[
@@ -28,7 +28,7 @@ def train_model(
     """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
     from ..launch import SkyPilotLauncher, read_predictions, train
     from ..report.cost import cost_of
-    from ..training.tracking import last_values
+    from ..training.values import last_values
 
     log.info("train_model: starting the worker processes")
     sets = named_sets(validation_dataset)
@@ -37,7 +37,8 @@ def train_model(
     launcher = SkyPilotLauncher.of_environment()
     if launcher is not None:
         config = launcher.completed(config)
-    done = train(config, train_dataset, {**sets, "test": test_dataset}, tokenizer, fingerprints, launcher)
+    files = stored_tokenizer(tokenizer)
+    done = train(config, train_dataset, {**sets, "test": test_dataset}, files, fingerprints, launcher)
     report = {"result": done.result, "history": done.history, "data": input_metadata("train_dataset", "data")}
     numbers = {key: value for key, value in done.result.items() if isinstance(value, (int, float, str))}
     best = {f"best/{key}": value for key, value in (done.result.get("best") or {}).items()}

@@ -1,5 +1,6 @@
 """One job from inputs to results inside a worker: data, model, strategy, loop and prediction, wired together."""
 
+import gc
 import logging
 import os
 import time
@@ -62,6 +63,8 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         longest = max(int(table.lengths.max(initial=1)) for table in tables.values())
         config = bounded(config, longest, world.device.type)
         job = replace(job, config=config)
+        gc.freeze()  # what was imported stays: neither training nor the end of the process looks at it again
+        gc.enable()
         model = open_model(jobdir, job)
         check_vocabulary(model, tables)
         shapes, work = shapes_of(model), work_of(model)

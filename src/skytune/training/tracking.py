@@ -5,7 +5,6 @@ remembers of an earlier start, then what comes up. Whatever goes wrong there is 
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from ..config.tracking import TrackerConfig, not_installed
 from ..job import Job, JobDir
 from .callbacks import Callback, Run
 from .recording import History
+from .values import values
 from .versions import versions
 
 if TYPE_CHECKING:
@@ -26,28 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STEP = ("loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "epoch", "rows", "tokens")
-"""What a tracker is told of a step."""
-
 SECONDS = 10.0
 """How long a tracker may take to finish where nothing else is said, or when a run was told to end."""
-
-
-def values(record: dict[str, Any]) -> dict[str, float]:
-    """Return a record of the history as numbers by name: `train/loss`, `validation/accuracy`, ..."""
-    if record["kind"] == "step":
-        found = {f"train/{name}": record.get(name) for name in STEP}
-    else:
-        found = {f"{record['split']}/{name}": value for name, value in record["metrics"].items()}
-    return {name: value for name, value in found.items() if isinstance(value, (int, float))}
-
-
-def last_values(history: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the newest value of every name; numbers that JSON does not have are left out."""
-    found: dict[str, float] = {}
-    for record in history:
-        found |= values(record)
-    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def folder(config: TrackerConfig, jobdir: JobDir, run_key: str) -> Path:
