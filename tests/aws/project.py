@@ -4,13 +4,13 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from farm import Farm
+from warmed import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,7 +98,7 @@ class Project:
     def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
         """Start `src/run.py`; its output is one text."""
         process = self.farm.popen(
-            [sys.executable, str(self.place / "src" / "run.py"), *words],
+            [*python(self.farm), str(self.place / "src" / "run.py"), *words],
             env={**self.env, **env}, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
@@ -124,13 +124,13 @@ class Project:
             source=str(self.place / "src"), folder=str(self.run_folder()), stack=json.dumps(self.settings),
             asked=json.dumps({"device": "cpu", **compute}),
         )  # fmt: skip
-        done = self.farm.run([sys.executable, "-c", code], env=self.env, cwd=self.place, timeout=timeout)
+        done = self.farm.run([*python(self.farm), "-c", code], env=self.env, cwd=self.place, timeout=timeout)
         print(done.stdout)
         return Finished(done.returncode, done.stdout)
 
     def python(self, *words: str, timeout: float = 200) -> str:
         """Run this interpreter inside the farm; return its output."""
-        done = self.farm.run([sys.executable, *words], env=self.env, cwd=self.place, timeout=timeout)
+        done = self.farm.run([*python(self.farm), *words], env=self.env, cwd=self.place, timeout=timeout)
         assert done.returncode == 0, done.stdout
         return done.stdout
 
