@@ -118,19 +118,23 @@ class Project:
         print(f"run.py {' '.join(words)}: {time.monotonic() - began:.0f} s, exit code {process.returncode}\n{out}")
         return Finished(process.returncode, out)
 
-    def launch(self, timeout: float = 600, **compute: Any) -> Finished:
-        """Hand the job of the only run to the launcher, without the pipeline around it; keys of `compute`."""
-        code = LAUNCH.format(
+    def launching(self, **compute: Any) -> str:
+        """Return code that hands the job of the only run to the launcher, without the pipeline around it."""
+        return LAUNCH.format(
             source=str(self.place / "src"), folder=str(self.run_folder()), stack=json.dumps(self.settings),
             asked=json.dumps({"device": "cpu", **compute}),
         )  # fmt: skip
-        done = self.farm.run([*python(self.farm), "-c", code], env=self.env, cwd=self.place, timeout=timeout)
+
+    def launch(self, timeout: float = 600, **compute: Any) -> Finished:
+        """Run that code; keys of `compute`."""
+        words = [*python(self.farm), "-c", self.launching(**compute)]
+        done = self.farm.run(words, env=self.env, cwd=self.place, timeout=timeout)
         print(done.stdout)
         return Finished(done.returncode, done.stdout)
 
-    def python(self, *words: str, timeout: float = 200) -> str:
+    def python(self, *words: str, timeout: float = 200, **env: str) -> str:
         """Run this interpreter inside the farm; return its output."""
-        done = self.farm.run([*python(self.farm), *words], env=self.env, cwd=self.place, timeout=timeout)
+        done = self.farm.run([*python(self.farm), *words], env={**self.env, **env}, cwd=self.place, timeout=timeout)
         assert done.returncode == 0, done.stdout
         return done.stdout
 

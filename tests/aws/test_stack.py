@@ -1,7 +1,6 @@
 """The stack command on the stand-in for AWS: what it makes is what SkyPilot's machines get, and nothing is left."""
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 pytest.importorskip("farm")
 from farm import Farm
+from warmed import python
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 CLUSTER = "role-of-the-stack"
@@ -39,7 +39,7 @@ class User:
     env: dict[str, str]
 
     def run(self, *words: str) -> Any:
-        return self.farm.run([sys.executable, *words], env=self.env, timeout=400)
+        return self.farm.run([*python(self.farm), *words], env=self.env, timeout=400)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,10 @@ from pathlib import Path
 from . import linux, root
 from .bake import HOME, PROTOTYPE
 
-MODULES = ["sky", "sky.skylet.autostop_lib", "sky.skylet.job_lib", "sky.skylet.log_lib", "sky.utils.message_utils", "ray",
-           "ray.scripts.scripts", "sky.backends.backend_utils"]  # fmt: skip
+MODULES = [
+    *["sky", "sky.backends.backend_utils", "sky.skylet.autostop_lib", "sky.skylet.job_lib", "sky.skylet.log_lib"],
+    *["sky.utils.message_utils", "ray", "ray.scripts.scripts"],
+]
 
 
 def main(folder: Path, layers: list[Path]) -> None:
@@ -28,7 +30,7 @@ def main(folder: Path, layers: list[Path]) -> None:
     os.chroot(top)
     os.chdir("/")
     words = [*PROTOTYPE, *MODULES]
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": HOME, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": HOME}
     os.execve(words[0], words, env)
 
 

@@ -203,7 +203,7 @@ def _take(wanted: dict[int, int]) -> None:
 
 
 def _run(words: list[str]) -> None:
-    sys.stdin = open(0, closefd=False)  # the server's may hold what it has read and not yet used
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  the server's may hold what it has read and not yet used
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     while words[0] == "-u":
         unbuffered, words = True, words[1:]
