@@ -210,7 +210,7 @@ def test_machines_of_a_failed_job_are_kept_if_asked_for(
 ) -> None:
     script.acts = [Act(job="FAILED", status=None)]
     with pytest.raises(UserError):
-        run(keep_on_failure_minutes=30)
+        run(keep_on_failure="30m")
     assert script.done == ["down in 30"]
     name = "skytune-a-run-0123456789ab"
     assert f"kept for 30 idle minutes ($3.60 an hour, $1.80 in all): `sky status` and then `ssh {name}`" in caplog.text
@@ -226,14 +226,14 @@ def test_machines_that_cannot_be_kept_are_taken_down(
     monkeypatch.setattr(attempts.Cluster, "autodown", refuse)
     script.acts = [Act(job="FAILED", status=None)]
     with pytest.raises(UserError):
-        run(keep_on_failure_minutes=30)
+        run(keep_on_failure="30m")
     assert script.done == ["down"] and "cannot keep the machines (does not answer)" in caplog.text
 
 
 def test_machines_of_a_job_that_was_stopped_are_not_kept(script: Script, run: Callable[..., JobDir]) -> None:
     script.launching = lambda: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run(keep_on_failure_minutes=30)
+        run(keep_on_failure="30m")
     assert script.done == ["gave up", "down"]
 
 

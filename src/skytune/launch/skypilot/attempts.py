@@ -135,7 +135,7 @@ class Attempts:
         except Exception as error:
             raise explained(error, self.name, self.compute.infra) from error
         finally:
-            minutes = self.compute.keep_on_failure_minutes
+            minutes = self.compute.keep_minutes
             wanted = minutes if found is Verdict.failed and self.stopping.asked_by is None else None
             if attempt in self.made and not leave and not (wanted and keep(cluster, attempt, wanted)):
                 clock.enter("down_s")
