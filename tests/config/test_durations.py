@@ -7,9 +7,9 @@ from skytune.config import ComputeConfig, ConfigError, from_dict
 
 @pytest.mark.parametrize(
     ("written", "minutes"),
-    [("30m", 30), ("2h", 120), ("90s", 2), ("0.5h", 30), (45, 45), ("45", 45), (" 1 H ", 60), ("1.1h", 66), (None, None)],
+    [("30m", 30), ("2h", 120), ("90s", 2), ("0.5h", 30), (45, 45), ("45", 45), (" 1 H ", 60), ("1.1h", 66), (0.5, 1)],
 )
-def test_spans_are_whole_minutes(written: int | str | None, minutes: int | None) -> None:
+def test_spans_are_whole_minutes(written: int | float | str, minutes: int) -> None:
     assert from_dict(ComputeConfig, {"keep_on_failure": written}, "compute").keep_minutes == minutes
 
 
