@@ -44,9 +44,8 @@ takes two thirds of a launch's CPU time away and changes nothing else; SKYTUNE_F
 Two farms may run at once. Where things are: `catalog` (regions, types, prices, quotas), `bake`/`etc`/`root`/`links`
 (the machine image), `namespace`/`enter` (the farm's own namespaces), `cloud` (the service in them: moto behind `gate`,
 `faults`, `metadata`, `hypervisor`, `router`, `control`), `machine` (a machine's first process), `prototype`/`warm`/
-`ask` (warm Python), `farm`/`looking`/
-`switches` (the test's side), `cli` (a person's: `make farm`). SKYTUNE_FARM_KEEP=1 leaves an ended farm's folder under
-~/.cache/skytune-farm/farms.
+`ask` (warm Python), `farm`/`looking`/`switches` (the test's side), `cli` (a person's: `make farm`). SKYTUNE_FARM_KEEP=1
+leaves an ended farm's folder under ~/.cache/skytune-farm/farms.
 """
 
 from .control import FarmError
