@@ -95,10 +95,7 @@ def _only_what_was_declared_runs(request: pytest.FixtureRequest) -> Iterator[Non
     if running is None:
         return
     running.heal()
-    for process in Project.started:
-        if process.poll() is None:
-            process.kill()
-    Project.started.clear()
+    Project.end_all()
     left = running.undeclared()
     for each in left:
         running.terminate(each)

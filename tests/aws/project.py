@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -68,6 +69,19 @@ class Project:
 
     started: ClassVar[list["subprocess.Popen[str]"]] = []
     """Commands of all projects; one that a failed test left running would bring machines up again."""
+
+    @classmethod
+    def end_all(cls) -> None:
+        """End the commands that still run, as Ctrl-C does: SkyPilot's server would finish a killed one's launch."""
+        left = [process for process in cls.started if process.poll() is None]
+        for process in left:
+            process.send_signal(signal.SIGINT)
+        for process in left:
+            try:
+                process.communicate(timeout=120)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        cls.started.clear()
 
     def __init__(self, farm: Farm, place: Path, stack: str = "aws", **settings: Any) -> None:
         self.farm, self.place, self.stack, self.settings = farm, place, stack, settings

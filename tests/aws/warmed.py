@@ -18,6 +18,9 @@ esac
 exec {real} "$@"
 """
 
+# SkyPilot's server has it say who the user is, ten times a launch.
+_AWS = '#!/bin/sh\nexec {real} -I -S {ask} {socket} {real} {real} {aws} "$@"\n'
+
 _started: dict[Path, list[str]] = {}
 
 
@@ -33,8 +36,12 @@ def python(farm: Farm) -> list[str]:
 def _start(farm: Farm) -> list[str]:
     place = Path(farm.environment()["TMPDIR"])
     socket, script, ask = place / "warm.sock", place / "python", HERE / "farm" / "ask.py"
-    script.write_text(_PYTHON.format(real=sys.executable, ask=ask, socket=socket))
-    script.chmod(0o755)
+    asks = place / "bin" / "aws"
+    asks.parent.mkdir()
+    aws = Path(sys.executable).with_name("aws")
+    for text, path in ((_PYTHON, script), (_AWS, asks)):
+        path.write_text(text.format(real=sys.executable, ask=ask, socket=socket, aws=aws))
+        path.chmod(0o755)
     env = farm.environment(PYTHONPATH=str(HERE), HF_HUB_OFFLINE="1")
     with (farm.folder / "warm.log").open("ab") as log:
         # It ends with the farm.

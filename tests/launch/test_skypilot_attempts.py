@@ -4,6 +4,7 @@ The script stands in for our own thin layer over SkyPilot (`cluster.Cluster`), s
 this layer is right is tested with the real SkyPilot in `tests/aws`.
 """
 
+import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -194,6 +195,22 @@ def test_taking_down_is_tried_again_and_then_named(script: Script, run: Callable
     script.down_fails = 100
     with pytest.raises(UserError, match=r"\(AWS says no\): remove them with `sky down skytune-a-run-0123456789ab`"):
         run()
+
+
+def test_why_a_job_failed_is_told_although_its_machines_cannot_be_taken_down(
+    script: Script, run: Callable[..., JobDir], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    script.down_fails = 100
+    script.acts = [Act(job="FAILED", status=None, error=RankError(type="ValueError", message="wrong", user=False))]
+    with pytest.raises(UserError, match="may still run and cost money"):
+        run()
+    assert "ValueError: wrong" in caplog.text
+    (file,) = tmp_path.rglob("cost.json")
+    assert "down_s" in json.loads(file.read_text())["attempts"][0]["phases"], "what they have cost until then"
+    script.acts = [Act(no_machine=True), Act()]
+    with pytest.raises(UserError, match="may still run and cost money"):
+        run()
+    assert "no machine could be had: us-east-1a: InsufficientInstanceCapacity" in caplog.text
 
 
 def test_what_is_too_dear_is_not_launched(script: Script, run: Callable[..., JobDir]) -> None:
