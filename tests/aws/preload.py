@@ -18,7 +18,6 @@ def _import() -> None:
         del sys.modules[name]
 
     import alembic.config  # noqa: F401
-    import awscli.clidriver  # noqa: F401
     import datasets  # noqa: F401
     import evaluate  # noqa: F401
     import hydra_zen  # noqa: F401

@@ -8,6 +8,7 @@ from pathlib import Path
 from farm import Farm
 
 HERE = Path(__file__).parent
+ASK = HERE / "farm" / "ask.py"
 
 # The child in which a step runs is told from others by its words; what is known by its command line starts as ever.
 _PYTHON = """\
@@ -17,9 +18,6 @@ case "$*" in
 esac
 exec {real} "$@"
 """
-
-# SkyPilot's server has it say who the user is, ten times a launch.
-_AWS = '#!/bin/sh\nexec {real} -I -S {ask} {socket} {real} {real} {aws} "$@"\n'
 
 _started: dict[Path, list[str]] = {}
 
@@ -35,20 +33,16 @@ def python(farm: Farm) -> list[str]:
 
 def _start(farm: Farm) -> list[str]:
     place = Path(farm.environment()["TMPDIR"])
-    socket, script, ask = place / "warm.sock", place / "python", HERE / "farm" / "ask.py"
-    asks = place / "bin" / "aws"
-    asks.parent.mkdir()
-    aws = Path(sys.executable).with_name("aws")
-    for text, path in ((_PYTHON, script), (_AWS, asks)):
-        path.write_text(text.format(real=sys.executable, ask=ask, socket=socket, aws=aws))
-        path.chmod(0o755)
-    env = farm.environment(PYTHONPATH=str(HERE), HF_HUB_OFFLINE="1")
-    with (farm.folder / "warm.log").open("ab") as log:
+    socket, script, log = place / "warm.sock", place / "python", farm.folder / "warm.log"
+    script.write_text(_PYTHON.format(real=sys.executable, ask=ASK, socket=socket))
+    script.chmod(0o755)
+    with log.open("ab") as said:
         # It ends with the farm.
         server = farm.popen(
             [sys.executable, HERE / "farm" / "warm.py", "--here", socket, "preload"],
-            env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env=farm.environment(PYTHONPATH=str(HERE), HF_HUB_OFFLINE="1"), stdin=subprocess.DEVNULL, stdout=said,
+            stderr=said,
         )  # fmt: skip
     farm.wait(lambda: socket.exists() or server.poll() is not None, seconds=120)
-    assert server.poll() is None, (farm.folder / "warm.log").read_text()
-    return [sys.executable, "-I", "-S", str(ask), str(socket), str(script), sys.executable]
+    assert server.poll() is None, log.read_text()
+    return [sys.executable, "-I", "-S", str(ASK), str(socket), str(script), sys.executable]

@@ -97,8 +97,7 @@ class Farm(Switches, Looking):
             "USER": "root",
             "LANG": "C.UTF-8",
             "TMPDIR": spec["tmp"],
-            # In its own folder a test session may put programs before all others.
-            "PATH": f"{spec['tmp']}/bin:{programs_here}:{system}",
+            "PATH": f"{programs_here}:{system}",
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{PORT}",
             # The metadata service is for machines; the user's credentials lie in ~/.aws.
             "AWS_EC2_METADATA_DISABLED": "true",
