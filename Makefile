@@ -3,7 +3,8 @@
 #
 #   PYTHON=/path/to/python3.12   which Python makes .venv (default: the first of python3, python3.12, python3.11
 #                                that is 3.11 or 3.12)
-#   JOBS=1                       how many processes run the tests (default 2; a file's tests stay together, in order)
+#   JOBS=1                       how many processes run the tests (default 3: one has the stand-in for AWS, where it
+#                                mostly waits; a file's tests stay together, in order)
 #   ARGS="..."                   handed on to the command: make run ARGS="data=sst2 model=bert-base"
 #
 # On Linux without a GPU, torch's much smaller CPU build can be had the usual way, by pip's own configuration:
@@ -15,7 +16,7 @@ SHELL := /bin/sh
 
 PYTHON ?=
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 EXPERIMENT ?= laptop
 VENV := .venv
 BIN := $(VENV)/bin
@@ -80,8 +81,8 @@ results: $(RUN_STAMP) ## draw an experiment's page again from its stored results
 test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# CI=1 makes a stand-in that cannot start a failure.
-test-aws: $(DEV_STAMP) ## real SkyPilot on the stand-in for AWS: Linux, as root, half an hour
+# Part of `make test`: where the stand-in cannot start (it needs Linux and root) they skip with the reason, and fail in CI.
+test-aws: $(DEV_STAMP) ## only the tests with the real SkyPilot on the stand-in for AWS: Linux, as root, ten minutes
 	@$(BIN)/python -m pytest -m "aws and not soak" tests/aws $(ARGS)
 
 install: $(RUN_STAMP) ## only install what `make run` needs

@@ -19,7 +19,12 @@ from project import Project
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder before marks are asked for; several processes that run tests leave them to one."""
+    """Mark all tests of this folder before marks are asked for; several processes that run tests leave them to one.
+
+    They come first, and of them what is refused comes last: one test there ends SkyPilot's server.
+    """
+    last = Path(__file__).with_name("test_refusals.py")
+    items.sort(key=lambda item: 1 + (item.path == last) if Path(__file__).parent in item.path.parents else 3)
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.aws)
@@ -90,10 +95,7 @@ def _only_what_was_declared_runs(request: pytest.FixtureRequest) -> Iterator[Non
     if running is None:
         return
     running.heal()
-    for process in Project.started:
-        if process.poll() is None:
-            process.kill()
-    Project.started.clear()
+    Project.end_all()
     left = running.undeclared()
     for each in left:
         running.terminate(each)

@@ -3,14 +3,15 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from farm import Farm
+from warmed import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,6 +70,19 @@ class Project:
     started: ClassVar[list["subprocess.Popen[str]"]] = []
     """Commands of all projects; one that a failed test left running would bring machines up again."""
 
+    @classmethod
+    def end_all(cls) -> None:
+        """End the commands that still run, as Ctrl-C does: SkyPilot's server would finish a killed one's launch."""
+        left = [process for process in cls.started if process.poll() is None]
+        for process in left:
+            process.send_signal(signal.SIGINT)
+        for process in left:
+            try:
+                process.communicate(timeout=120)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        cls.started.clear()
+
     def __init__(self, farm: Farm, place: Path, stack: str = "aws", **settings: Any) -> None:
         self.farm, self.place, self.stack, self.settings = farm, place, stack, settings
         for folder in ("src", "configs"):
@@ -98,7 +112,7 @@ class Project:
     def start(self, *words: str, **env: str) -> "subprocess.Popen[str]":
         """Start `src/run.py`; its output is one text."""
         process = self.farm.popen(
-            [sys.executable, str(self.place / "src" / "run.py"), *words],
+            [*python(self.farm), str(self.place / "src" / "run.py"), *words],
             env={**self.env, **env}, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
@@ -118,19 +132,23 @@ class Project:
         print(f"run.py {' '.join(words)}: {time.monotonic() - began:.0f} s, exit code {process.returncode}\n{out}")
         return Finished(process.returncode, out)
 
-    def launch(self, timeout: float = 600, **compute: Any) -> Finished:
-        """Hand the job of the only run to the launcher, without the pipeline around it; keys of `compute`."""
-        code = LAUNCH.format(
+    def launching(self, **compute: Any) -> str:
+        """Return code that hands the job of the only run to the launcher, without the pipeline around it."""
+        return LAUNCH.format(
             source=str(self.place / "src"), folder=str(self.run_folder()), stack=json.dumps(self.settings),
             asked=json.dumps({"device": "cpu", **compute}),
         )  # fmt: skip
-        done = self.farm.run([sys.executable, "-c", code], env=self.env, cwd=self.place, timeout=timeout)
+
+    def launch(self, timeout: float = 600, **compute: Any) -> Finished:
+        """Run that code; keys of `compute`."""
+        words = [*python(self.farm), "-c", self.launching(**compute)]
+        done = self.farm.run(words, env=self.env, cwd=self.place, timeout=timeout)
         print(done.stdout)
         return Finished(done.returncode, done.stdout)
 
-    def python(self, *words: str, timeout: float = 200) -> str:
+    def python(self, *words: str, timeout: float = 200, **env: str) -> str:
         """Run this interpreter inside the farm; return its output."""
-        done = self.farm.run([sys.executable, *words], env=self.env, cwd=self.place, timeout=timeout)
+        done = self.farm.run([*python(self.farm), *words], env={**self.env, **env}, cwd=self.place, timeout=timeout)
         assert done.returncode == 0, done.stdout
         return done.stdout
 

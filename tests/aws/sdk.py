@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 def sky(farm: "Farm", function: str, timeout: float = 400, **arguments: Any) -> tuple[Any, str]:
     """Call a function of this file inside the farm; return its result and what was printed before."""
+    from warmed import python
+
     began = time.monotonic()
-    done = farm.run([sys.executable, __file__, function, json.dumps(arguments)], timeout=timeout)
+    done = farm.run([*python(farm), __file__, function, json.dumps(arguments)], timeout=timeout)
     print(f"sky {function}: {time.monotonic() - began:.0f} s\n{done.stdout}")
     before, _, last = done.stdout.rstrip().rpartition("\n")
     assert done.returncode == 0, done.stdout

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("farm")
 from farm import Farm
+from warmed import python
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 CLUSTER = "role-of-the-stack"
@@ -38,8 +39,10 @@ class User:
     farm: Farm
     env: dict[str, str]
 
-    def run(self, *words: str) -> Any:
-        return self.farm.run([sys.executable, *words], env=self.env, timeout=400)
+    def run(self, *words: str, cold: bool = False) -> Any:
+        """Run Python; a `cold` one imports everything itself: SkyPilot reads its configuration when it is imported."""
+        start = [sys.executable] if cold else python(self.farm)
+        return self.farm.run([*start, *words], env=self.env, timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def test_machines_get_the_role_that_was_made_and_no_keys(user: User, farm: Farm)
     assert user.run("-c", activate).returncode == 0
     with farm.declare(CLUSTER):
         try:
-            launched = user.run("-c", LAUNCH.format(src=str(SRC), cluster=CLUSTER))
+            launched = user.run("-c", LAUNCH.format(src=str(SRC), cluster=CLUSTER), cold=True)
             assert launched.returncode == 0, launched.stdout
             assert "no keys here" in launched.stdout
             (head,) = farm.instances(CLUSTER)

@@ -67,6 +67,23 @@ def test_gpus_that_are_not_there_end_a_job_before_data_is_read(farm: Farm, proje
     assert machine.type == "g5.12xlarge" and not farm.instances()
 
 
+def test_a_setup_that_fails_on_machines_that_cannot_be_taken_down(
+    farm: Farm, new_project: Projects, small: list[str]
+) -> None:
+    """Two harms at once: why it failed is told, and what is left running with the command that ends it."""
+    project = new_project(infra="aws/us-east-1", instance_type="m5.large", idle_minutes_to_autostop=5)
+    file = project.place / "pyproject.toml"
+    file.write_text(file.read_text().replace("train = [", "train = [\n    'no-such-package==1',"))
+    with farm.denied("ec2", "TerminateInstances"):
+        done = project.run(*small, timeout=900)
+        (machine,) = farm.instances()
+    assert done.code == 1 and "no-such-package" in done.out
+    said = last_error(done.out)
+    assert f"`sky down {machine.cluster}`" in said and "5 idle minutes" in said
+    farm.run(["sky", "down", "--yes", machine.cluster], timeout=200, check=True)
+    assert not farm.instances()
+
+
 @pytest.mark.soak
 def test_ctrl_c_while_machines_come_up(farm: Farm, new_project: Projects, small: list[str]) -> None:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")

@@ -194,6 +194,27 @@ def test_paid_machines_are_skypilots(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(running.launcher_of(machine_of("g5.xlarge", {})), SkyPilotLauncher)
 
 
+def test_cells_on_machines_keep_their_checkpoints_in_the_stacks_store(
+    design: Design, prices: Any, recorded: Any
+) -> None:
+    from skytune.launch import SkyPilotLauncher
+    from skytune.launch.skypilot import STORE
+
+    stores = []
+
+    class Machines(SkyPilotLauncher):
+        def run(self, job: Any, compute: Any) -> None:
+            stores.append(job.read_job().config.checkpoint.store)
+            recorded(None).run(job, compute)
+
+    def brings(machine: Any) -> Any:
+        return Machines({STORE: "memory://stack/runs"})
+
+    run_experiment(design(factors={"rows": [32]}), brings, prices)
+    run_experiment(design(factors={"rows": [48]}, run={"checkpoint": {"store": "memory://own"}}), brings, prices)
+    assert stores == ["memory://stack/runs", "memory://own"]
+
+
 def test_without_skypilot_paid_machines_are_refused_before_anything_runs(
     design: Design, prices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

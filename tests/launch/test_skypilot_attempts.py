@@ -4,6 +4,7 @@ The script stands in for our own thin layer over SkyPilot (`cluster.Cluster`), s
 this layer is right is tested with the real SkyPilot in `tests/aws`.
 """
 
+import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -196,6 +197,22 @@ def test_taking_down_is_tried_again_and_then_named(script: Script, run: Callable
         run()
 
 
+def test_why_a_job_failed_is_told_although_its_machines_cannot_be_taken_down(
+    script: Script, run: Callable[..., JobDir], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    script.down_fails = 100
+    script.acts = [Act(job="FAILED", status=None, error=RankError(type="ValueError", message="wrong", user=False))]
+    with pytest.raises(UserError, match="may still run and cost money"):
+        run()
+    assert "ValueError: wrong" in caplog.text
+    (file,) = tmp_path.rglob("cost.json")
+    assert "down_s" in json.loads(file.read_text())["attempts"][0]["phases"], "what they have cost until then"
+    script.acts = [Act(no_machine=True), Act()]
+    with pytest.raises(UserError, match="may still run and cost money"):
+        run()
+    assert "no machine could be had: us-east-1a: InsufficientInstanceCapacity" in caplog.text
+
+
 def test_what_is_too_dear_is_not_launched(script: Script, run: Callable[..., JobDir]) -> None:
     with pytest.raises(UserError, match=r"max_hourly_usd=5: .*costs \$7\.20 an hour"):
         run({"num_processes": 2}, num_nodes=2, max_hourly_usd=5.0)
@@ -210,7 +227,7 @@ def test_machines_of_a_failed_job_are_kept_if_asked_for(
 ) -> None:
     script.acts = [Act(job="FAILED", status=None)]
     with pytest.raises(UserError):
-        run(keep_on_failure_minutes=30)
+        run(keep_on_failure="30m")
     assert script.done == ["down in 30"]
     name = "skytune-a-run-0123456789ab"
     assert f"kept for 30 idle minutes ($3.60 an hour, $1.80 in all): `sky status` and then `ssh {name}`" in caplog.text
@@ -226,14 +243,14 @@ def test_machines_that_cannot_be_kept_are_taken_down(
     monkeypatch.setattr(attempts.Cluster, "autodown", refuse)
     script.acts = [Act(job="FAILED", status=None)]
     with pytest.raises(UserError):
-        run(keep_on_failure_minutes=30)
+        run(keep_on_failure="30m")
     assert script.done == ["down"] and "cannot keep the machines (does not answer)" in caplog.text
 
 
 def test_machines_of_a_job_that_was_stopped_are_not_kept(script: Script, run: Callable[..., JobDir]) -> None:
     script.launching = lambda: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run(keep_on_failure_minutes=30)
+        run(keep_on_failure="30m")
     assert script.done == ["gave up", "down"]
 
 

@@ -212,8 +212,8 @@ def test_it_is_left_alone_if_asked_for_and_found_again(server: Server, run: Call
 def test_what_it_cannot_do_is_refused_before_anything_is_asked(server: Server, run: Callable[..., JobDir]) -> None:
     with pytest.raises(UserError, match=r"compute\.recovery\.mode=managed: .* give a bucket .*checkpoint\.store=s3://"):
         run(store=None)
-    with pytest.raises(UserError, match=r"compute\.keep_on_failure_minutes needs compute\.recovery\.mode=relaunch"):
-        run(keep_on_failure_minutes=30)
+    with pytest.raises(UserError, match=r"compute\.keep_on_failure needs compute\.recovery\.mode=relaunch"):
+        run(keep_on_failure="30m")
     with pytest.raises(UserError, match=r"max_hourly_usd=1: .*costs \$3\.60 an hour"):
         run(max_hourly_usd=1.0)
     assert not server.asked

@@ -29,3 +29,20 @@ def test_the_stacks_store_is_no_part_of_the_machine() -> None:
     assert SkyPilotStepOperatorConfig(infra="aws", store="s3://bucket/runs").machine() == {"infra": "aws"}
     # As ZenML hands a step the stack's own words: all of them, in the settings' class.
     assert SkyPilotStepOperatorSettings(**{"infra": "aws", "store": "s3://bucket/runs"}).machine() == {"infra": "aws"}
+
+
+def test_the_store_of_the_active_stack_is_found() -> None:
+    from types import SimpleNamespace as Of
+
+    from zenml.enums import StackComponentType
+
+    from skytune.stacks.flavor import store_of
+
+    def client(*components: object) -> object:
+        return Of(active_stack_model=Of(components={StackComponentType.STEP_OPERATOR: list(components)}))
+
+    ours, other = {"infra": "aws", "store": "s3://bucket/runs"}, {"store": "s3://other"}
+    assert store_of(client(Of(flavor_name="skypilot", configuration=ours))) == "s3://bucket/runs"  # type: ignore[arg-type]
+    assert store_of(client(Of(flavor_name="skypilot", configuration={}))) is None  # type: ignore[arg-type]
+    assert store_of(client(Of(flavor_name="vertex", configuration=other))) is None  # type: ignore[arg-type]
+    assert store_of(client()) is None  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .durations import whole_minutes
 from .errors import ConfigError
 
 
@@ -117,8 +118,9 @@ class ComputeConfig:
     max_hourly_usd: float | None = None
     """Launch nothing that costs more an hour, all machines together."""
 
-    keep_on_failure_minutes: int | None = None
-    """Keep the machines of a job that failed for so long, to look at them; empty takes them down at once."""
+    keep_on_failure: int | float | str | None = None
+    """Keep the machines of a job that failed for so long, to look at them: `30m`, `2h`, `90s`, or a number of minutes.
+    Empty takes them down at once."""
 
     max_hours: float | None = None
     """The job is ended after so long, whatever it does: machines take themselves down only when they are idle."""
@@ -134,15 +136,11 @@ class ComputeConfig:
             raise ConfigError(f"compute.usd_per_hour={self.usd_per_hour:g}: must be above 0, or null (unknown)")
         self.device = Device(self.device)
         self.fast = Fast(self.fast)
-        for key, least in (
-            ("num_nodes", 1),
-            ("disk_size", 1),
-            ("idle_minutes_to_autostop", 1),
-            ("keep_on_failure_minutes", 1),
-        ):
+        for key in ("num_nodes", "disk_size", "idle_minutes_to_autostop"):
             value = getattr(self, key)
-            if value is not None and value < least:
-                raise ConfigError(f"compute.{key}={value}: must be at least {least}")
+            if value is not None and value < 1:
+                raise ConfigError(f"compute.{key}={value}: must be at least 1")
+        _ = self.keep_minutes
         for key in ("max_hourly_usd", "max_hours"):
             value = getattr(self, key)
             if value is not None and value <= 0:
@@ -158,6 +156,13 @@ class ComputeConfig:
                 f"compute.instance_type={self.instance_type}: says what accelerators={self.accelerators} says; "
                 "give one of them"
             )
+
+    @property
+    def keep_minutes(self) -> int | None:
+        """`keep_on_failure` in minutes."""
+        if self.keep_on_failure is None:
+            return None
+        return whole_minutes("compute.keep_on_failure", self.keep_on_failure)
 
 
 @dataclass(kw_only=True)

@@ -18,6 +18,7 @@ from ..config import NotReachable, Preempted, RunConfig, UserError, to_dict
 from ..config.folders import home
 from ..job import JobDir
 from ..launch import Launcher, LocalLauncher, SkyPilotLauncher, train
+from ..launch.skypilot import STORE
 from ..launch.skypilot.words import require
 from ..launch.stopping import Stopping
 from ..report.cost import Attempt, Cost, dollars
@@ -79,8 +80,12 @@ def stored_rows(plan: Plan, store: ResultsStore) -> list[dict[str, Any]]:
     return [found[planned.cell.name] for planned in plan.cells if planned.cell.name in found]
 
 
-def launcher_of(machine: Machine) -> Launcher:
+def launcher_of(machine: Machine, store: str | None = None) -> Launcher:
     """Return the launcher of a machine: this one's, or SkyPilot's, which brings it.
+
+    Args:
+        store: where the checkpoints of cells on machines go that are brought, unless the design names another; the
+            stack's.
 
     Raises:
         UserError: SkyPilot is not installed.
@@ -88,7 +93,7 @@ def launcher_of(machine: Machine) -> Launcher:
     if machine.local:
         return LocalLauncher()
     require()
-    return SkyPilotLauncher()
+    return SkyPilotLauncher({STORE: store} if store else None)
 
 
 class Runner:
@@ -140,7 +145,10 @@ class Runner:
         named = replace(cell.config, name=f"{self.plan.name}-{cell.name.rpartition('-')[2]}")
         row: dict[str, Any] = {}
         try:
-            launcher = Watched(self.launchers(cell.machine), lambda job: _begun(running, job))
+            brings = self.launchers(cell.machine)
+            if isinstance(brings, SkyPilotLauncher):
+                named = brings.completed(named)
+            launcher = Watched(brings, lambda job: _begun(running, job))
             outcome = train(named, prepared.train, {SPLIT: prepared.validation}, prepared.tokenizer, launcher=launcher)
             attempts = self._ended(running, "completed")
             row = done_row(self.plan.name, cell, outcome.job, outcome.result, attempts)

@@ -39,7 +39,7 @@ class SkyPilotStepOperatorSettings(BaseSettings):
     image_id: str | None = None
     idle_minutes_to_autostop: int | None = None
     max_hourly_usd: float | None = None
-    keep_on_failure_minutes: int | None = None
+    keep_on_failure: int | float | str | None = None
     max_hours: float | None = None
     resources: dict[str, Any] = {}  # noqa: RUF012  pydantic copies it
     recovery: dict[str, Any] = {}  # noqa: RUF012
@@ -158,3 +158,10 @@ def operator_of(client: "Client", compute: ComputeConfig) -> str | None:
         return None
     found = client.active_stack_model.components.get(StackComponentType.STEP_OPERATOR) or []
     return next((component.name for component in found if component.flavor_name == FLAVOR), None)
+
+
+def store_of(client: "Client") -> str | None:
+    """Return where runs on the active stack keep their checkpoints that name no place; None where it has none."""
+    found = client.active_stack_model.components.get(StackComponentType.STEP_OPERATOR) or []
+    stores = [component.configuration.get(STORE) for component in found if component.flavor_name == FLAVOR]
+    return next((str(store) for store in stores if store), None)

@@ -37,11 +37,15 @@ Installing on a machine: `uv pip install` and `pip install` are set up to take w
 else; all packages of this environment are there (`links.py`), so `uv pip install ./x.whl[train] -c constraints.txt`
 resolves for real and takes a second. Python is `python3.11` (this environment's own version).
 
+Python programs that have SkyPilot, Ray or ZenML to import start warm, from a process that has imported them (`warm`):
+on machines those of SkyPilot that ask and tell, on the test's side the commands themselves (`tests/aws/warmed.py`). It
+takes two thirds of a launch's CPU time away and changes nothing else; SKYTUNE_FARM_COLD=1 has all start as on EC2.
+
 Two farms may run at once. Where things are: `catalog` (regions, types, prices, quotas), `bake`/`etc`/`root`/`links`
 (the machine image), `namespace`/`enter` (the farm's own namespaces), `cloud` (the service in them: moto behind `gate`,
-`faults`, `metadata`, `hypervisor`, `router`, `control`), `machine` (a machine's first process), `farm`/`looking`/
-`switches` (the test's side), `cli` (a person's: `make farm`). SKYTUNE_FARM_KEEP=1 leaves an ended farm's folder under
-~/.cache/skytune-farm/farms.
+`faults`, `metadata`, `hypervisor`, `router`, `control`), `machine` (a machine's first process), `prototype`/`warm`/
+`ask` (warm Python), `farm`/`looking`/`switches` (the test's side), `cli` (a person's: `make farm`). SKYTUNE_FARM_KEEP=1
+leaves an ended farm's folder under ~/.cache/skytune-farm/farms.
 """
 
 from .control import FarmError

@@ -27,6 +27,7 @@ from pathlib import Path
 from . import etc, links, linux, root
 from .places import CACHE, log
 from .programs import Unavailable, runtime_python
+from .warm import MACHINE_SOCKET
 
 PINS = Path(__file__).with_name("image.txt")
 USER, UID = "ubuntu", 1000
@@ -42,6 +43,22 @@ _STUBS = {
     '[ "$1" = reload ] && kill -HUP "$(cat /run/sshd.pid)"\nexit 0\n',
     "conda": "# SkyPilot's image brings conda, and its setup calls it. No test needs more of it.\nexit 0\n",
 }
+
+
+# Which programs of SkyPilot's on a machine are forked from one that has imported it (warm.py): those that ask and tell.
+# What lives long or is known by its command line, Ray's servers and SkyPilot's own, starts as it does everywhere.
+_PYTHON = """\
+#!/bin/sh
+real={real}
+case "$1 $2 $3" in
+    *"-c "*sky*|*/bin/ray\\ st*|"-m sky.skylet.attempt_skylet"*|*/sky_app/sky_job_*)
+        [ -S {socket} ] && exec $real -I -S {ask} {socket} $real $real "$@" ;;
+esac
+exec $real "$@"
+"""
+_ASK, _WARM = "/opt/farm/ask.py", "/opt/farm/warm.py"
+PROTOTYPE = [f"{HOME}/skypilot-runtime/bin/python3.11", _WARM, "--machines", USER]
+"""The command, in a machine's tree, that serves `_PYTHON` on every machine; the modules to import follow."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,7 @@ def bake() -> Image:
     with (CACHE / "bake.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         wheels = _layer("wheels", _digest(f"{runtime_python()} {_builder()}", "image.txt"), _download)
-        digest = _digest(f"{wheels.name} {root.pythons()}", "bake.py", "etc.py", "root.py")
+        digest = _digest(f"{wheels.name} {root.pythons()}", "bake.py", "etc.py", "root.py", "warm.py", "ask.py")
         image = _layer("image", digest, lambda half: _bake_image(half, wheels))
         linked = _layer("links", _digest(links.fingerprint(), "links.py"), _bake_links)
     return Image(image, linked, wheels, image / "sky-wheels", time.monotonic() - began)
@@ -123,6 +140,7 @@ def _bake_image(half: Path, wheels: Path) -> None:
     sky_wheel = _build_sky_wheel(half, wheels)
     # A process of its own, so that the mounts that it needs vanish with it.
     _in_child(lambda: _install_runtime(top, wheels, sky_wheel))
+    _warm_python(top)
     for left in (top / "tmp").iterdir():
         left.unlink() if left.is_file() else shutil.rmtree(left)
 
@@ -187,6 +205,22 @@ def _install_runtime(top: Path, wheels: Path, sky_wheel: Path) -> None:
     stamp = home / ".sky" / "wheels" / "current_sky_wheel_hash"
     stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.write_text(f"{sky_wheel.parent.name}\n")
+
+
+def _warm_python(top: Path) -> None:
+    """Put a script in the place of the runtime's `python`, beside the `python3.11` that it calls."""
+    for path in (_ASK, _WARM):
+        target = top / path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(__file__).with_name(target.name), target)
+    programs = top / HOME[1:] / "skypilot-runtime" / "bin"
+    real, script = programs / "python3.11", programs / "python"
+    script.unlink()
+    real.unlink()
+    real.symlink_to(runtime_python())
+    script.write_text(_PYTHON.format(real=f"/{real.relative_to(top)}", socket=MACHINE_SOCKET, ask=_ASK))
+    script.chmod(0o755)
+    os.chown(script, UID, UID)
 
 
 def _build_sky_wheel(half: Path, wheels: Path) -> Path:

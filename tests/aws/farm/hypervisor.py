@@ -8,6 +8,7 @@ kept for whoever asks (`failures`).
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -64,11 +65,16 @@ class Hypervisor:
         self.machines: dict[str, Machine] = {}
         self.failures: list[str] = []
         self.events: list[dict[str, Any]] = []
+        self._prototype: subprocess.Popen[bytes] | None = None
+        """What serves machines' warm Python programs; None with SKYTUNE_FARM_COLD, where all start as on EC2."""
         self.broken: Any = lambda spec: ""
         """Told a spec, says how its boot is to fail (a test's wish): crash, silent, or "" for not at all."""
 
     def start(self) -> None:
         """Begin to compare, in a thread."""
+        if not os.environ.get("SKYTUNE_FARM_COLD"):
+            words = [sys.executable, "-m", "farm.prototype", self.folder / "prototype", *self.layers]
+            self._prototype = linux.spawn(words, stdin=subprocess.PIPE)
         threading.Thread(target=self._forever, daemon=True, name="hypervisor").start()
 
     def _forever(self) -> None:
@@ -167,6 +173,7 @@ class Hypervisor:
                 process.stdin.flush()
                 if process.stdout.readline() == b"ready\n":
                     machine.state = "ready" if machine.on else machine.state
+                    self._warm(process.pid)
                     self._note("ready", machine)
                     process.stdout.read()
         except (RuntimeError, OSError) as error:
@@ -177,6 +184,13 @@ class Hypervisor:
         with machine.lock:
             if machine.on and machine.process is process:
                 self._ended_by_itself(machine, instance)
+
+    def _warm(self, keeper: int) -> None:
+        """Have the machine's Python programs start warm."""
+        first = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        if self._prototype is not None and self._prototype.stdin is not None and first:
+            self._prototype.stdin.write(f"{first[0]}\n".encode())
+            self._prototype.stdin.flush()
 
     def _ended_by_itself(self, machine: Machine, instance: Ec2Instance) -> None:
         booted = machine.state == "ready"

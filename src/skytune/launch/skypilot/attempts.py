@@ -135,13 +135,23 @@ class Attempts:
         except Exception as error:
             raise explained(error, self.name, self.compute.infra) from error
         finally:
-            minutes = self.compute.keep_on_failure_minutes
+            minutes = self.compute.keep_minutes
             wanted = minutes if found is Verdict.failed and self.stopping.asked_by is None else None
-            if attempt in self.made and not leave and not (wanted and keep(cluster, attempt, wanted)):
-                clock.enter("down_s")
-                take_down(cluster, self.compute)
-            clock.enter("")
-            attempt.phases = {name: value for name, value in clock.seconds.items() if name != "plan_s"}
+            try:
+                if attempt in self.made and not leave and not (wanted and keep(cluster, attempt, wanted)):
+                    clock.enter("down_s")
+                    take_down(cluster, self.compute)
+            except UserError as error:
+                self._tell_why(self._failure(following) if found is Verdict.failed else error.__context__)
+                raise
+            finally:
+                clock.enter("")
+                attempt.phases = {name: value for name, value in clock.seconds.items() if name != "plan_s"}
+
+    def _tell_why(self, error: BaseException | None) -> None:
+        """Say why an attempt ended, where that its machines may still run is the error which the command ends with."""
+        if isinstance(error, Exception):
+            log.error("%s", explained(error, self.name, self.compute.infra))
 
     def _launch(
         self, cluster: Cluster, following: Following, attempt: Attempt, spot: bool

@@ -47,9 +47,9 @@ def refuse(config: RunConfig, compute: ComputeConfig, *, passes: bool) -> None:
             "and checkpoints (checkpoint.store=s3://BUCKET/runs, or a stack that `python src/stack.py register` "
             "made), or compute.recovery.mode=relaunch"
         )
-    if compute.keep_on_failure_minutes:
+    if compute.keep_on_failure:
         raise UserError(
-            f"{asked}: SkyPilot takes the machines down at once; compute.keep_on_failure_minutes needs "
+            f"{asked}: SkyPilot takes the machines down at once; compute.keep_on_failure needs "
             "compute.recovery.mode=relaunch"
         )
 
