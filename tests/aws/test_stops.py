@@ -77,11 +77,11 @@ def test_a_setup_that_fails_on_machines_that_cannot_be_taken_down(
     with farm.denied("ec2", "TerminateInstances"):
         done = project.run(*small, timeout=900)
         (machine,) = farm.instances()
-    assert done.code == 1 and "no-such-package" in done.out
-    said = last_error(done.out)
-    assert f"`sky down {machine.cluster}`" in said and "5 idle minutes" in said
     farm.run(["sky", "down", "--yes", machine.cluster], timeout=200, check=True)
     assert not farm.instances()
+    assert done.code == 1 and "no-such-package" in done.out, done.out
+    said = last_error(done.out)
+    assert f"`sky down {machine.cluster}`" in said and "5 idle minutes" in said
 
 
 @pytest.mark.soak
@@ -115,11 +115,11 @@ def test_machines_that_cannot_be_taken_down_are_named(farm: Farm, new_project: P
     with farm.denied("ec2", "TerminateInstances"):
         done = project.run(*small, timeout=900)
         (machine,) = farm.instances()
+    farm.run(["sky", "down", "--yes", machine.cluster], timeout=200, check=True)
+    assert not farm.instances()
     assert done.code == 1
     said = last_error(done.out)
     assert f"`sky down {machine.cluster}`" in said and "5 idle minutes" in said
-    farm.run(["sky", "down", "--yes", machine.cluster], timeout=200, check=True)
-    assert not farm.instances()
 
 
 @pytest.mark.soak

@@ -27,7 +27,7 @@ from skytune.job import Job, JobDir, RankError
 from skytune.launch.nodes import Nodes, node_addresses
 from skytune.launch.several import agent
 from skytune.launch.skypilot import asks_for_machines, merged, node, scripts, upload
-from skytune.launch.skypilot.attempt import PREFIX, Following
+from skytune.launch.skypilot.attempt import PREFIX, Following, forget_last_attempt
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources
 from skytune.launch.skypilot.node import check_gpus
@@ -444,6 +444,28 @@ def test_scripts_and_records_with_secrets_are_deleted_once_the_machines_are_gone
     assert forget({secret}, server) == 0, "machines that run need them"
     assert forget({secret}, server, ended="mine") == 3
     assert not [file for file in held if file.exists()] and all(file.exists() for file in others)
+
+
+def test_why_a_setup_failed_is_told_although_skypilot_showed_nothing_of_it(tmp_path: Path) -> None:
+    """The real script and a `uv` that fails: it ends with its code, and what it said lies where results are fetched."""
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    (home / "sky_workdir" / "job").mkdir(parents=True)
+    (home / "sky_workdir" / "requirements.txt").write_text("no-such-package==1")
+    programs.mkdir()
+    (programs / "uv").write_text("#!/bin/sh\n[ $1 = venv ] || { echo no version of $4 >&2; exit 7; }\n")
+    (programs / "uv").chmod(0o755)
+    env = {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "SKYPILOT_SETUP_NODE_RANK": "1"}
+    done = subprocess.run(["bash", "-c", scripts.setup_script()], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 7 and "no version of" in done.stdout
+
+    job = JobDir(home / "sky_workdir" / "job")
+    following = Following(None, job, None, Clock(), None, mirror=False)  # type: ignore[arg-type]
+    assert following.said_by_setup() == [], "it may have gone well"
+    following.ended = "FAILED_SETUP"
+    assert following.said_by_setup() == done.stdout.splitlines()
+    forget_last_attempt(job)
+    following.show("(setup pid=3) resolving")
+    assert following.said_by_setup() == ["resolving"]
 
 
 def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

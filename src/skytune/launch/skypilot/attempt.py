@@ -60,6 +60,8 @@ class Following:
         """Whether checkpoints lie on the machine alone."""
         self.tail: deque[str] = deque(maxlen=200)
         self.setup: deque[str] = deque(maxlen=30)
+        self.ended = ""
+        """SkyPilot's word for how the job ended."""
         self._told: Pending[None] | None = None
         self._muted = False
         self._speaks = False
@@ -111,6 +113,7 @@ class Following:
     def collect(self, status: str) -> End:
         """Bring back what the job left; from a cluster that is not whole, what can still be had."""
         self.clock.enter("collect_s")
+        self.ended = status
         names = ["outputs", *(["checkpoints"] if self.mirror else [])]
         passed = self.exchange.collect(self.tick)
         if status == "SUCCEEDED":
@@ -149,6 +152,12 @@ class Following:
             sys.__stdout__.write(said + "\n")
             sys.__stdout__.flush()
         records.info("%s", STAMP.sub("", said))
+
+    def said_by_setup(self) -> list[str]:
+        """Return what preparing the machines said if the job came no further: as they kept it, else as it was shown."""
+        kept = [file.read_text(errors="replace") for file in sorted(self.job.logs.glob("setup-*.log"))]
+        lines = [line for text in kept for line in text.splitlines() if line.strip()]
+        return (lines if self.ended == "FAILED_SETUP" else []) or list(self.setup)
 
     def _status(self, number: int) -> str:
         try:
@@ -242,5 +251,6 @@ class Following:
 
 def forget_last_attempt(job: JobDir) -> None:
     """Remove what says how the attempt before ended."""
-    for file in (job.outputs / "result.json", *Path(job.logs).glob("rank-*.error.json")):
+    left = [file for name in ("rank-*.error.json", "setup-*.log") for file in Path(job.logs).glob(name)]
+    for file in (job.outputs / "result.json", *left):
         file.unlink(missing_ok=True)

@@ -231,7 +231,7 @@ class Attempts:
     def _failure(self, following: Following) -> UserError:
         if following.cluster.reason:
             return WorkerError(f"SkyPilot's job {self.name} has ended: {following.cluster.reason}")
-        if not self.job.read_errors() and not following.tail and following.setup:
-            shown = "\n".join(f"  {text}" for text in list(following.setup)[-15:])
+        if not self.job.read_errors() and not following.tail and (said := following.said_by_setup()):
+            shown = "\n".join(f"  {text}" for text in said[-15:])
             return WorkerError(f"preparing the machine failed; all of it is in {following.cluster.record}:\n{shown}")
         return failure(self.job, 1, list(following.tail))

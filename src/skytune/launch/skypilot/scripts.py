@@ -26,9 +26,12 @@ HANDED_ON = ("HF_ENDPOINT", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT", "
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", VAULT)
 """Secrets of this process that workers may need. Those of the cloud are not among them: machines have a role."""
 
+# What it says is kept on the machine too: of a setup that fails, SkyPilot may not show the last lines, which say why.
 SETUP = """\
-set -e
+set -eo pipefail
 cd {workdir}
+mkdir -p {logs}
+{{
 export PATH="$HOME/.local/bin:$PATH"
 command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
 [ -x {python} ] || uv venv --quiet --python {version} "$HOME/skytune-env"
@@ -38,6 +41,7 @@ if ! cmp -s requirements.txt "$HOME/skytune-env/requirements.txt"; then
         uv pip install --quiet --constraint constraints.txt --requirement requirements.txt
     cp requirements.txt "$HOME/skytune-env/requirements.txt"
 fi
+}} 2>&1 | tee "{logs}/setup-${{SKYPILOT_SETUP_NODE_RANK:-0}}.log"
 """
 
 # Without `set -e` SkyPilot reports a job that failed as one that succeeded.
@@ -52,7 +56,9 @@ exec timeout --signal=TERM --kill-after={grace} {seconds} \\
 def setup_script() -> str:
     """Return the script that prepares a machine: a Python like this one and the pinned packages, by uv."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return SETUP.format(workdir=WORKDIR, python=PYTHON, version=version, minutes=SETUP_MINUTES)
+    return SETUP.format(
+        workdir=WORKDIR, python=PYTHON, version=version, minutes=SETUP_MINUTES, logs="job/outputs/logs"
+    )
 
 
 def run_script(compute: ComputeConfig) -> str:
