@@ -88,7 +88,8 @@ def test_two_at_once_train_one_after_the_other(
     assert not any(word in text for text in out.values() for word in ("NOT SAVED", "Traceback", "taken over"))
 
     (run,) = [path for path in store.iterdir() if path.is_dir()]
-    (kept,) = run.glob("step-*")
+    *_, kept = sorted(run.glob("step-*"))  # beside the last one, the best is kept
+    assert kept.name == "step-00000024"
     assert (kept / "manifest.json").is_file() and (run / "finished.json").is_file()
     stored = load_file(kept / "model.safetensors")
     for name in running:
