@@ -193,4 +193,8 @@ def test_the_weights_are_those_of_a_run_at_home(preempted: dict[str, Any], small
     project.python(command, *words, *slow, timeout=600, SKYTUNE_HOME=str(tmp_path / "home"))
     (here,) = (tmp_path / "home" / "runs").glob("*/outputs/model/model.safetensors")
     for name, value in load_file(here).items():
-        torch.testing.assert_close(there[name], value, rtol=0, atol=1e-5)
+        # Four processes add up in another order in the first step after a resume (DDP lays its buckets out after it).
+        # What is added to all keys changes no attention: the gradient of that bias is rounding alone, which Adam takes
+        # for a direction.
+        atol = 1e-4 if name.endswith("attention.self.key.bias") else 1e-6
+        torch.testing.assert_close(there[name], value, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
