@@ -126,7 +126,29 @@ def learning(arguments: argparse.Namespace, work: Path, check: Check) -> None:
     check("the fast path learns as well as the plain way", abs(gap) < 0.02, seen)
 
 
-PARTS = {"devices": devices, "repeating": repeating, "learning": learning}
+def together(arguments: argparse.Namespace, work: Path, check: Check) -> None:
+    """The fast path on several GPUs, where each updates its share of the weights, against one; and a resumed run."""
+    numbers = sorted({2, torch.cuda.device_count()})
+    exact = {"model": {"name": str(arguments.model), "dropout": 0.0}, "precision": "fp32", "max_steps": 50}
+    fast = {"compute": {"fast": "on"}, "optimizer": {"lr": 5e-5}}
+    _, expected, _ = run(arguments, work, "alone", launch={"num_processes": 1}, **exact, **fast)
+    for number in numbers:
+        _, losses, _ = run(arguments, work, f"on-{number}", launch={"num_processes": number}, **exact, **fast)
+        worst = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
+        check(f"fp32 losses of 1 and {number} GPUs, AdamW", worst < 1e-4, f"at most {worst:.1e} apart, 50 steps")
+    kept = {"store": str(work / "shared"), "every_steps": 15, "keep": 9, "select": "last"}
+    adam: dict[str, Any] = {"max_steps": 30, "checkpoint": kept, "launch": {"num_processes": max(numbers)}, **fast}
+    _, whole, first = run(arguments, work, "unbroken", **adam)
+    rest, losses, second = run(
+        arguments, work, "later", resume=str(work / "shared" / "unbroken" / "step-00000015"), **adam
+    )
+    worst = max(abs(a - b) for a, b in zip(whole, losses, strict=True))
+    same = (first.model / "model.safetensors").read_bytes() == (second.model / "model.safetensors").read_bytes()
+    seen = f"from step {rest['resumed_from']}, losses at most {worst:.1e} apart, weights equal to the bit: {same}"
+    check(f"a resumed run on {max(numbers)} GPUs goes on exactly", rest["resumed_from"] == 15 and worst < 1e-6, seen)
+
+
+PARTS = {"together": together, "devices": devices, "repeating": repeating, "learning": learning}
 
 
 def main() -> int:
