@@ -189,7 +189,7 @@ def test_machines_get_the_stacks_role_and_not_the_users_keys(stack: Commands) ->
     code += "Client().activate_stack('aws'); environment.connect(); print(os.environ['SKYPILOT_PROJECT_CONFIG'])"
     file = Path(stack("python", code).out.strip())
     assert file == home / "stacks" / "aws.sky.yaml"
-    assert yaml.safe_load(file.read_text()) ["aws"] == {"remote_identity": "skytune-aws-us-east-1"}
+    assert yaml.safe_load(file.read_text())["aws"] == {"remote_identity": "skytune-aws-us-east-1"}
     stack("destroy", "aws", "--yes")
     assert not file.exists()
 

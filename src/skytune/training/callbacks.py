@@ -18,7 +18,7 @@ logged instead: the run's own error matters more.
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,9 @@ class Run:
     """Where that checkpoint lies: `<store>/<run key>/step-00001200`."""
     extra: dict[str, Any] = field(default_factory=dict)
     """The config's `extra`, and whatever callbacks want to tell each other."""
+    collect: "Callable[[], None] | None" = None
+    """Where every process updates a share of the weights alone: brings weights and optimizer state together, on all
+    processes at once. The package does so before anybody looks."""
     report: dict[str, Any] = field(default_factory=dict)
     """Small JSON that goes into `result.json`, for what a callback has to say about the whole run (rank 0's counts)."""
 

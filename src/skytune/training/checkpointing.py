@@ -145,8 +145,8 @@ class Checkpoints(Callback):
             return
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
             settings.every_minutes
-            and self._asks(run.step)
-            and self._said_by_main(minutes >= settings.every_minutes and not self._busy)
+            and self._asks(run)
+            and self._said_by_main(run, minutes >= settings.every_minutes and not self._busy)
         )
         if not self.prepared:
             self.prepared = True  # the optimizer has its state only after a step
@@ -171,7 +171,11 @@ class Checkpoints(Callback):
 
     def save(self, run: Run) -> None:
         """Save the state after `run.step` (once a step); `on_run_end` waits for the last one."""
-        if self.saved_step == run.step or (self.writer is None and not self.strategy.together):
+        if self.saved_step == run.step:
+            return
+        if run.collect is not None:
+            run.collect()
+        if self.writer is None and not self.strategy.together:
             return
         self.saved_step, self.saved_at = run.step, time.monotonic()
         must, wait = run.preempted or run.stop or run.step == run.total_steps, not self.config.checkpoint.asynchronous
@@ -193,13 +197,15 @@ class Checkpoints(Callback):
         self.stall_seconds += self.writer.skip(run.step, started)
         return False
 
-    def _asks(self, step: int) -> bool:
+    def _asks(self, run: Run) -> bool:
         """Return whether the clock is looked at: where all processes must agree, not in every step."""
-        return step % ASK_EVERY_STEPS == 0 or self.world.size == 1 or not self.strategy.together
+        # Where they collect the state first, this is the end of a block of steps, but for callbacks that see every one.
+        every_step = self.strategy.together or (run.collect is not None and run.config.callbacks)
+        return run.step % ASK_EVERY_STEPS == 0 or self.world.size == 1 or not every_step
 
-    def _said_by_main(self, wish: bool) -> bool:
-        """Return rank 0's wish on every process that saves; their clocks differ."""
-        if self.world.size == 1 or not self.strategy.together:
+    def _said_by_main(self, run: Run, wish: bool) -> bool:
+        """Return rank 0's wish on every process that saves or helps to; their clocks differ."""
+        if self.world.size == 1 or not (self.strategy.together or run.collect is not None):
             return wish
         return self._sum(float(wish and self.world.main)) > 0
 

@@ -168,7 +168,10 @@ def _train(
     try:
         with explained("the optimizer changed the weights (its own state has their size, once or twice)"):
             steps = open_steps(run, strategy, optimizer, order, table, notice.given)
-            train(run, steps=steps, strategy=strategy, order=order, callbacks=callbacks, validate=validate)
+            try:
+                train(run, steps=steps, strategy=strategy, order=order, callbacks=callbacks, validate=validate)
+            finally:
+                steps.close()
     except BaseException:
         callbacks("on_exception", run)
         checkpoints.close()

@@ -55,6 +55,9 @@ class Steps(Protocol):
             UserError: memory ran out.
         """
 
+    def close(self) -> None:
+        """Let go of what only further steps would need."""
+
 
 class EagerSteps:
     """Every operation as the model has it, spread over processes by the strategy, one step at a time."""
@@ -100,6 +103,9 @@ class EagerSteps:
         norm = strategy.clip(run.config.optimizer.clip_norm)
         done = strategy.step()
         return Taken([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
+
+    def close(self) -> None:
+        """See `Steps`: there is nothing."""
 
     def _gradients(self, batches: Iterator[Item]) -> torch.Tensor:
         """Add the gradients of this process's share of one global batch; return its part of the loss (a scalar).

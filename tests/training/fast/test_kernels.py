@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from skytune.training.fast import attention, ops
 from skytune.training.fast.ops import Drop, Packed, Partials
+from skytune.training.fast.shares import Rows, add_rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOKENS, WIDTH, INNER, HEADS = 150, 64, 96, 2
@@ -160,3 +161,18 @@ def _step(arena: Any) -> None:
         arena.weights, arena.first, arena.second, arena.grads, arena.low, arena.scalars, size,
         group["weight_decay"], 0.9, 0.999, group["eps"], HAS_LOW=arena.low is not arena.weights, BLOCK=1024,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 3), (1, 3), (2, 3)])
+def test_rows_of_words_are_added_up(monkeypatch, rank, size):
+    """One row has more tokens than a program reads at once; another's share and the padding row stay as they are."""
+    ids = torch.randint(0, 50, (400,), generator=torch.Generator().manual_seed(1))
+    ids[::5] = 3
+    grad, rows = numbers(400, 300), Rows.of(50, rank, size)
+    found = []
+    for kernels in (False, True):
+        monkeypatch.setattr(ops, "_triton", lambda _, kernels=kernels: kernels)
+        out = torch.full((50, 300), 7.0, device=DEVICE)
+        add_rows(grad, ids.to(DEVICE).sort(stable=True), rows, 20, out)
+        found.append(out)
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)

@@ -67,3 +67,18 @@ def test_a_step_longer_than_every_budget_fits_into_one_that_depends_on_its_lengt
     other._budget(2 * COARSE)
     for tokens in (60, 65, COARSE, COARSE + 1):
         assert steps._budget(tokens) == other._budget(tokens) >= tokens
+
+
+def test_graphs_are_let_go(tiny, rows_of):
+    """NCCL's communicator does not end before the graphs that it was captured in: processes would hang at their end."""
+
+    class Graph:
+        here = True
+
+        def reset(self):
+            self.here = False
+
+    steps, graph = steps_of(tiny(), rows_of(8)), Graph()
+    steps.packed.graphs[64, False, True] = graph
+    steps.packed.forget()
+    assert not graph.here and not steps.packed.graphs

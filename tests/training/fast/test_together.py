@@ -1,8 +1,7 @@
 """Gradients summed over real processes (gloo), against one process with all rows."""
 
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +14,26 @@ from skytune.data.batches import TokenTable
 from skytune.training.fast.models import PackedModel
 from skytune.training.fast.packing import DeviceTable
 from skytune.training.fast.taking import PackedSteps
-from skytune.training.fast.together import Together, shares
 from skytune.training.order import SampleOrder
 from skytune.training.schedule import build_optimizer
 
 BATCH, STEPS = 8, 5
 
 
-def trained(vocabulary: int, micro: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor, list[bool], int]:
-    """Return the flat weights, this process's losses, whether words were exchanged by their tokens, and its budget."""
+@dataclass
+class Trained:
+    before: torch.Tensor
+    """The flat weights before they were brought together."""
+    flat: list[torch.Tensor]
+    """Weights and Adam's averages."""
+    losses: torch.Tensor
+    by_tokens: list[bool]
+    tokens: int
+    own: list[slice]
+
+
+def trained(vocabulary: int, micro: int, rank: int, size: int) -> Trained:
+    """Train five steps of 8 rows, the last one of an epoch of 4."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=vocabulary, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48,
@@ -45,7 +55,11 @@ def trained(vocabulary: int, micro: int, rank: int, size: int) -> tuple[torch.Te
         finish = together.finish
         together.finish = lambda: (taken.append(together.by_tokens), finish())  # type: ignore[assignment, func-returns-value]
     told = steps.take(0, [3e-3] * STEPS)
-    return steps.model.arena.weights.clone(), told[0], taken, steps.computed_tokens
+    arena = steps.model.arena
+    before = arena.weights.clone()
+    steps.collect()
+    own = [] if together is None else [share.own for share in together.shares.values()]
+    return Trained(before, [arena.weights, arena.first, arena.second], told[0], taken, steps.computed_tokens, own)
 
 
 def process(rank: int, size: int, vocabulary: int, micro: int, folder: str) -> None:
@@ -56,33 +70,34 @@ def process(rank: int, size: int, vocabulary: int, micro: int, folder: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "micro", "by_tokens"),
-    [(1500, 4, [True] * 5), (60, 4, [False] * 5), (1500, 2, [False, False, True, False, False])],
-    ids=["by tokens", "a table smaller than the tokens", "accumulated"],
+    ("size", "vocabulary", "micro", "by_tokens"),
+    [
+        (2, 1501, 4, [True] * 5),
+        (2, 60, 4, [False] * 5),
+        (2, 1501, 2, [False, False, True, False, False]),
+        (3, 1501, 3, [True] * 5),
+    ],
+    ids=["by tokens", "a table smaller than the tokens", "accumulated", "three"],
 )
-def test_two_processes_learn_what_one_learns(
-    vocabulary: int, micro: int, by_tokens: list[bool], tmp_path: Path
+def test_processes_learn_what_one_learns(
+    size: int, vocabulary: int, micro: int, by_tokens: list[bool], tmp_path: Path
 ) -> None:
-    """Weights to 5e-6, losses to 1e-5; the last step of an epoch has 4 rows: one micro-batch a process."""
-    expected, losses, _, _ = trained(vocabulary, 8, 0, 1)
-    arguments = (2, vocabulary, micro, str(tmp_path))
-    torch.multiprocessing.start_processes(process, args=arguments, nprocs=2, start_method="spawn")
-    found: list[Any] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    assert [part[2] for part in found] == [by_tokens] * 2
-    assert torch.equal(found[0][0], found[1][0]), "both have the same weights, to the bit"
-    torch.testing.assert_close(found[0][0], expected, atol=5e-6, rtol=0)
-    torch.testing.assert_close(found[0][1] + found[1][1], losses, atol=1e-5, rtol=0)
-    assert found[0][3] == found[1][3], "both compute as many tokens: they wait for each other anyway"
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
-def test_parts_cover_all_layers_once(count: int) -> None:
-    starts, end = [10, 20, 30, 40, 50], 60
-    parts = shares(starts, end, count)
-    assert len(parts) == min(count, 5)
-    assert [part.start for part in parts.values()] == [starts[number] for number in parts]
-    covered = sorted((part.start, part.stop) for part in parts.values())
-    assert covered[0][0] == 10 and covered[-1][1] == 60
-    assert all(before[1] == after[0] for before, after in pairwise(covered))
-    together = Together(torch.zeros(80), parts, slice(0, 8))
-    assert [(part.start, part.stop) for part in together.rest] == [(8, 10), (60, 80)]
+    """Weights to 5e-6, losses to 1e-5, Adam's averages to 1e-6; every process updates its share alone."""
+    expected = trained(vocabulary, 8, 0, 1)
+    arguments = (size, vocabulary, micro, str(tmp_path))
+    torch.multiprocessing.start_processes(process, args=arguments, nprocs=size, start_method="spawn")
+    found: list[Trained] = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    assert [part.by_tokens for part in found] == [by_tokens] * size
+    for part in found[1:]:
+        assert all(map(torch.equal, part.flat, found[0].flat)), "all have the same weights and state, to the bit"
+    torch.testing.assert_close(found[0].flat[0], expected.flat[0], atol=5e-6, rtol=0)
+    for mine, right in zip(found[0].flat[1:], expected.flat[1:], strict=True):
+        torch.testing.assert_close(mine, right, atol=1e-6, rtol=0)
+    torch.testing.assert_close(sum(part.losses for part in found), expected.losses, atol=1e-5, rtol=0)
+    assert len({part.tokens for part in found}) == 1, "all compute as many tokens: they wait for each other anyway"
+    for number, part in enumerate(found):
+        assert len(part.own) == 4, "three layers and the table of words"
+        for cut in part.own:
+            assert torch.equal(part.before[cut], part.flat[0][cut])
+        for cut in part.own[1:]:  # the first is on its way to everybody at the end of a step
+            assert not torch.equal(found[number - 1].before[cut], part.flat[0][cut]), "nobody else updated it"

@@ -62,6 +62,19 @@ def test_a_run_goes_on_on_the_other_path(run_job: Any, tmp_path: Any) -> None:
     np.testing.assert_allclose(losses(other), losses(begun), atol=1e-5, rtol=0)
 
 
+def test_two_processes_go_on_from_a_save_that_the_clock_asked_for(run_job: Any, tmp_path: Any) -> None:
+    """Each of them updates a share of the weights: only the first one's clock counts, and all bring theirs for it."""
+    two = {**SAME, "model": {}, "eval": {"every_epochs": 0}, "launch": {"num_processes": 2}, "compute": {"fast": "on"}}
+    store = {"store": str(tmp_path), "every_minutes": 1e-6, "keep": 9, "select": "last"}
+    whole = run_job(name="whole", **{**two, "checkpoint": store})
+    place = str(next(tmp_path.glob("whole-*/step-00000019")))
+    rest = run_job(name="rest", resume=place, **two)
+    assert rest.result["resumed_from"] == 19
+    assert losses(rest) == losses(whole)
+    for name, found in weights(rest).items():
+        assert np.array_equal(found, weights(whole)[name]), name
+
+
 def test_where_it_does_not_apply_the_reason_is_said(run_job: Any) -> None:
     with pytest.raises(UserError, match=r"compute\.fast=on: the optimizer is SGD, not AdamW"):
         run_job(name="sgd", compute={"fast": "on"}, optimizer={"name": "sgd"}, max_steps=1)

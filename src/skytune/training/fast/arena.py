@@ -108,15 +108,26 @@ class Arena:
 
     def update(self, clip_norm: float | None) -> None:
         """Clip the gradient and take one AdamW step; reads `scalars`, needs no word from the CPU."""
+        if clip_norm is not None:
+            torch.linalg.vector_norm(self.grads, dtype=torch.float32, out=self.norm)
+        self.clip(clip_norm)
+        self.step([slice(0, len(self.grads))])
+
+    def clip(self, clip_norm: float | None) -> None:
+        """Write the factor on the gradient down, whose norm is in `norm`."""
         if clip_norm is None:
             self.scalars[3] = 1.0
         else:
-            torch.linalg.vector_norm(self.grads, dtype=torch.float32, out=self.norm)
             # As torch.nn.utils.clip_grad_norm_.
             torch.clamp(clip_norm / (self.norm + 1e-6), max=1.0, out=self.scalars[3])
-        for start, size, group in self.regions:
-            cut = slice(start, start + size)
-            self._adamw(cut, group)
+
+    def step(self, cuts: Sequence[slice]) -> None:
+        """Take one AdamW step on some parts of the arrays."""
+        for cut in cuts:
+            for start, size, group in self.regions:
+                inside = slice(max(cut.start, start), min(cut.stop, start + size))
+                if inside.start < inside.stop:
+                    self._adamw(inside, group)
 
     def _adamw(self, cut: slice, group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]

@@ -53,7 +53,7 @@ def disagreement(module: nn.Module, step: PackedStep, table: TokenTable, rows: n
         step.rows.fill_(-1)
         step.rows[: len(rows)] = torch.from_numpy(rows).to(device)
         step.share.fill_(1 / len(rows))
-        step.run(-(-int(table.lengths[rows].sum()) // GRAIN) * GRAIN, update=False)
+        step.run(-(-int(table.lengths[rows].sum()) // GRAIN) * GRAIN, update=False, alone=True)
         loss = nn.functional.cross_entropy(expected.detach(), labels)
         within = WITHIN[arena.low.dtype]
         if not torch.isclose(step.loss, loss, atol=within / 5, rtol=within / 5):

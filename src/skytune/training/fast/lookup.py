@@ -5,7 +5,8 @@ table of a few hundred rows (positions, segments) the product of the one-hot ind
 more than none, and adds up in fp32.
 
 The table of words is a fifth of BERT-base and two thirds of XLM-R, its gradient is there last, and nearly all of it is
-0: processes that share one send each other the gradients of their tokens, and every one adds up all of them.
+0. Of processes that share one, each has some of the rows up to date: it looks up those of all processes' tokens, and
+adds up their gradients.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .shares import add_rows
 from .together import Together
 
 SMALL = 1024
@@ -46,25 +48,33 @@ class SmallEmbedding(nn.Module):
         return _Lookup.apply(self.weight, index)
 
 
-class _Words(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, index: Tensor, padding: int, together: Together | None) -> Tensor:
-        ctx.rows, ctx.padding, ctx.together = weight.shape[0], padding, together
-        ctx.save_for_backward(index if together is None else together.gather(index.reshape(-1)))
-        return nn.functional.embedding(index, weight)
+class _SharedWords(torch.autograd.Function):
+    """The gradient goes where the optimizer reads it, not through autograd."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (index,) = ctx.saved_tensors
-        if ctx.together is not None:
-            grad = ctx.together.gather(grad.reshape(-1, grad.shape[-1]))
-            ctx.together.wait()
-        found = torch.ops.aten.embedding_dense_backward(grad, index, ctx.rows, ctx.padding, False)
-        return found, None, None, None
+    def forward(ctx: Any, weight: Tensor, index: Tensor, padding: int, together: Together) -> Tensor:
+        ids = together.gather(index.reshape(-1))
+        together.wait()
+        ctx.order = together.sort(ids)  # has the whole forward pass to come to its end
+        ctx.padding, ctx.together = padding, together
+        found = nn.functional.embedding(ids, weight).masked_fill_(~together.rows.mine(ids)[:, None], 0)
+        own = together.scatter(found)
+        together.wait()
+        return own.view(*index.shape, -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        together, order = ctx.together, ctx.order
+        ctx.order = None
+        whole = together.gather(grad.reshape(-1, grad.shape[-1]))
+        together.wait()
+        together.sorted()
+        add_rows(whole, order, together.rows, ctx.padding, together.words)
+        return None, None, None, None
 
 
 class WordEmbedding(nn.Module):
-    """`nn.Embedding` of tokens; its gradient is summed over processes in the pass where `together` says so."""
+    """`nn.Embedding` of tokens; exchanged between processes token by token in the pass where `together` says so."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -74,8 +84,9 @@ class WordEmbedding(nn.Module):
 
     def forward(self, index: Tensor) -> Tensor:
         """Return the rows of an index of any shape."""
-        together = self.together if self.together is not None and self.together.by_tokens else None
-        found: Tensor = _Words.apply(self.weight, index, self.padding, together)
+        if self.together is None or not self.together.by_tokens:
+            return nn.functional.embedding(index, self.weight, None if self.padding < 0 else self.padding)
+        found: Tensor = _SharedWords.apply(self.weight, index, self.padding, self.together)
         return found
 
 

@@ -18,7 +18,7 @@ from .arena import Arena
 from .layer import LayerGrads, LayerShape, LayerWeights
 from .lookup import WordEmbedding, lighten
 from .ops import Drop, Partials
-from .together import shares
+from .shares import runs
 
 PARTS = 4
 """In which the gradient of all layers is summed over processes: the last one has no backward pass to hide behind, and
@@ -155,7 +155,7 @@ class PackedModel:
         self.grads = [self._grads(layer, self.partials.buffer[number]) for number, layer in enumerate(layers)]
         starts = [grads.qkv.storage_offset() for grads in self.grads]
         last = self.grads[-1].fall
-        self.parts = shares(starts, last.storage_offset() + last.numel(), PARTS)
+        self.parts = runs(starts, last.storage_offset() + last.numel(), PARTS)
         """Parts of the flat gradient by the layer that completes them, see `Together`."""
         inside = {id(p) for layer in layers for p in layer.parameters()}
         # Embeddings and head run as modules: a copy of the model without its layers, over the rounded weights.
@@ -170,8 +170,7 @@ class PackedModel:
             self.loose.append((low, self.arena.grad_of(own[name])))
         self.words = WordEmbedding(self.shell.get_input_embeddings())
         self.shell.set_input_embeddings(self.words)
-        words = self.arena.grad_of(model.get_input_embeddings().weight)
-        self.words_at = slice(words.storage_offset(), words.storage_offset() + words.numel())
+        self.words_grad = self.arena.grad_of(model.get_input_embeddings().weight)
 
     def embed(self, ids: Tensor, types: Tensor, positions: Tensor) -> Tensor:
         """Return [T, H] of int64 [T] each; positions count from 0 within a sequence."""

@@ -57,6 +57,8 @@ def open_steps(
         log.warning("steps are taken the plain way, not on the fast path: %s", differs)
         run.report["steps_taken"] = f"plain: {differs}"
         return eager
+    if world.size > 1:
+        run.collect = steps.packed.collect
     steps.packed.prepare()
     run.report["steps_taken"] = "fast"
     run.report["fast"] = {"budgets": steps.packed.budgets, "capture_s": round(steps.packed.capture_seconds, 2)}
@@ -115,6 +117,11 @@ class FastSteps:
     def padding_share(self) -> float | None:
         """See `Steps`."""
         return self.packed.padding_share
+
+    def close(self) -> None:
+        """See `Steps`: the captured graphs, their memory, and the hold that they have on the exchange between processes
+        (NCCL's communicator, whose end waits for theirs)."""
+        self.packed.packed.forget()
 
     def take(self, rates: list[float]) -> Taken:
         """See `Steps`."""

@@ -20,7 +20,7 @@ class PackedStep:
 
     Args:
         rows: most rows of a micro-batch.
-        together: whether the gradient is summed over processes.
+        processes: this one's rank, and how many train the model together.
     """
 
     def __init__(
@@ -29,11 +29,12 @@ class PackedStep:
         table: DeviceTable,
         rows: int,
         clip_norm: float | None,
-        together: bool = False,
+        processes: tuple[int, int] = (0, 1),
     ) -> None:
         device = table.tokens.device
         self.model, self.table, self.clip_norm = model, table, clip_norm
-        self.together = Together(model.arena.grads, model.parts, model.words_at) if together else None
+        rank, size = processes
+        self.together = Together(model.arena, model.parts, model.words_grad, rank=rank, size=size) if size > 1 else None
         self.grads = model.grads
         if self.together is not None:
             model.words.together = self.together
@@ -55,7 +56,12 @@ class PackedStep:
         """Return the logits [S, classes] of a packed batch."""
         model = self.model
         hidden = model.embed(batch.ids, batch.types, batch.positions)
-        for weights, grads, shape in zip(model.weights, self.grads, model.shapes, strict=True):
+        if self.together is not None:
+            self.together.embedded()
+        layers = zip(model.weights, self.grads, model.shapes, strict=True)
+        for number, (weights, grads, shape) in enumerate(layers):
+            if self.together is not None:
+                self.together.layer_needed(number)
             hidden = EncoderLayer.apply(hidden, weights, grads, shape, batch.packed, add)
         return model.head(hidden.index_select(0, batch.first))
 
@@ -63,27 +69,27 @@ class PackedStep:
         """Compute one micro-batch; `add` to the step's gradient so far, `update` the weights after it.
 
         Args:
-            alone: do not sum the gradient over processes.
+            alone: exchange nothing with other processes.
         """
         if self.together is not None:
-            self.together.on = update and not alone
-            # In fewer bytes than the whole table's, and in one go: earlier micro-batches leave a gradient in the table.
-            tokens = budget * torch.distributed.get_world_size()
-            self.together.by_tokens = self.together.on and not add and tokens <= len(self.model.words.weight)
+            self.together.begin(budget, add=add, update=update, alone=alone)
         batch = self.table.unpack(self.rows, budget, self.model.pad_id, self.seed)
         for low, _ in self.model.loose:
             low.grad = None
         rows = torch.nn.functional.cross_entropy(self.logits(batch, add).float(), batch.labels, reduction="sum")
         loss = rows * self.share
         loss.backward()
-        lows, views = [low.grad for low, _ in self.model.loose], [view for _, view in self.model.loose]
+        # Words that processes share have written theirs.
+        found = [(low.grad, view) for low, view in self.model.loose if low.grad is not None]
         self.model.partials.finish(add)
-        (torch._foreach_add_ if add else torch._foreach_copy_)(views, lows)
+        (torch._foreach_add_ if add else torch._foreach_copy_)([view for _, view in found], [grad for grad, _ in found])
         self.loss.copy_(self.loss + loss.detach() if add else loss.detach())
         if update:
-            if self.together is not None:
+            if self.together is None:
+                self.model.arena.update(self.clip_norm)
+            else:
                 self.together.finish()
-            self.model.arena.update(self.clip_norm)
+                self.together.update(self.clip_norm)
 
     def take(self, budget: int, *, add: bool = False, update: bool = True) -> None:
         """Do what `run` does; on a GPU by replaying its graph, captured now where there is none yet."""
@@ -93,6 +99,13 @@ class PackedStep:
         if (budget, add, update) not in self.graphs:
             self.capture(budget, add=add, update=update)
         self.graphs[budget, add, update].replay()
+
+    def forget(self) -> None:
+        """Let go of all graphs."""
+        for graph in self.graphs.values():
+            graph.reset()
+        self.graphs.clear()
+        self.pool = None
 
     def capture(self, budget: int, *, add: bool, update: bool) -> None:
         """Capture one variant; weights, state, gradient and random numbers are as before afterwards."""

@@ -89,7 +89,7 @@ class PackedSteps:
     ) -> None:
         self.order, self.seed, self.rank, self.world_size, self.micro_size = order, seed, rank, world_size, micro_size
         self.model, self.captured = model, table.tokens.is_cuda
-        self.packed = PackedStep(model, table, micro_size, clip_norm, together=world_size > 1)
+        self.packed = PackedStep(model, table, micro_size, clip_norm, (rank, world_size))
         # From step 0, wherever this process starts: rounding and dropout's masks depend on the budget of a step.
         last = min(total_steps, EPOCHS * order.steps_per_epoch)
         totals = [micro.most for step in range(last) for micro in self._micros(step)]
@@ -124,6 +124,8 @@ class PackedSteps:
         The first row holds this process's part of each step's mean loss (the sum over processes is the loss), the
         second the norm of the whole gradient before clipping.
         """
+        if self.packed.together is not None:
+            self.packed.together.behind = True
         plan = self._plan if self._plan is not None and self._plan.covers(first, len(rates)) else None
         plan = plan or self._planned(first, len(rates))
         real = plan.real[: plan.count(len(rates))]
@@ -149,6 +151,11 @@ class PackedSteps:
         after = first + len(rates)
         self._plan = self._planned(after, min(len(rates), self.total_steps - after)) if self.captured else None
         return told
+
+    def collect(self) -> None:
+        """Bring weights and optimizer state together where processes update shares of them (collective)."""
+        if self.packed.together is not None:
+            self.packed.together.collect()
 
     def _planned(self, first: int, count: int) -> "Plan":
         """Lay out the micro-batches of some steps, and copy their rows to the device."""
