@@ -160,7 +160,7 @@ Said = list[list[Any]]
 
 
 def run(script: Path, home: Path, *arguments: str) -> Said:
-    """Run a script in a fresh process started in /tmp, with a ZenML store of its own; return what it said."""
+    """Run a script in a fresh process started outside the checkout, with a ZenML store of its own; return what it said."""
     temporary = home / "tmp"
     temporary.mkdir(exist_ok=True)
     environment = {
@@ -176,7 +176,7 @@ def run(script: Path, home: Path, *arguments: str) -> Said:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2] / "src"), os.getenv("PYTHONPATH")])),
     }
     command = [sys.executable, str(script), *arguments]
-    done = subprocess.run(command, cwd="/tmp", env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=temporary, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("SAID ")]
 

@@ -166,7 +166,9 @@ def test_several_evaluation_sets(three_classes: Any, small: list[str], reviews: 
         "Satz,Urteil\nthe good good film,gut\na bad poor cast,schlecht\nit was it,mittel\n", encoding="utf-8"
     )
     words = [*small, f"+eval.sets.extra='{extra}'", "max_steps=3", "eval.every_steps=1", "cache=false", "name=sets"]
-    done = three_classes.run(*words, cwd=Path("/tmp"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = three_classes.run(*words, cwd=elsewhere)
     assert done.code == 0, done.err
     (folder,) = (three_classes.home / "skytune" / "runs").glob("sets-*")
     assert json.loads((folder / "outputs" / "model" / "extra_results.json").read_text())["n_rows"] == 3
