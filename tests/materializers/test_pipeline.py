@@ -160,7 +160,7 @@ Said = list[list[Any]]
 
 
 def run(script: Path, home: Path, *arguments: str) -> Said:
-    """Run a script in a fresh process started outside the checkout, with a ZenML store of its own; return what it said."""
+    """Run a script in a fresh process outside the checkout, with a ZenML store of its own; return what it said."""
     temporary = home / "tmp"
     temporary.mkdir(exist_ok=True)
     environment = {
