@@ -141,6 +141,10 @@ def test_two_at_once_do_not_disturb_each_other(farm: Farm, together: tuple[Ran, 
     assert CANARY not in farm.log(other) and "letters" not in together[1].done.out
 
 
+FOUR = ["launch.num_processes=4", "launch.threads=1"]
+"""As many threads everywhere: a product may add up in another order with more."""
+
+
 @pytest.fixture(scope="module")
 def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[dict[str, Any]]:
     """Two spot machines with two processes each, 100 steps: one machine is taken away without a notice at step 30, and
@@ -148,7 +152,7 @@ def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str])
     with farm.inside():
         farm.client("s3").create_bucket(Bucket="skytune-checkpoints")
     project = new_project(infra="aws/us-west-2", instance_type="m5.large", use_spot=True, num_nodes=2)
-    words = [*small, "max_steps=100", "checkpoint.every_steps=10", "launch.num_processes=4", "log.every_seconds=0"]
+    words = [*small, "max_steps=100", "checkpoint.every_steps=10", "log.every_seconds=0", *FOUR]
     slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0.4", "plugins=[slowly]"]
     before = farm.instances(gone=True)
     process = project.start(*words, *slow, "checkpoint.store=s3://skytune-checkpoints/runs")
@@ -176,25 +180,23 @@ def test_a_run_on_two_machines_survives_losing_them(farm: Farm, preempted: dict[
     assert [each["ended"] for each in result["cost"]["attempts"]] == ["lost", "preempted", "done"]
     assert re.search(r"resuming from step [3-9]0 .*resuming from step", preempted["out"], re.DOTALL)
     assert result["cost"]["phases"]["lost_s"] > 0 and result["machine_attempts"] == 3
-    assert result["cost"]["usd"] >= sum(each["usd"] for each in result["cost"]["attempts"]) * 0.99
+    # Each is rounded to 0.0001 dollars.
+    assert result["cost"]["usd"] >= sum(each["usd"] for each in result["cost"]["attempts"]) - 2.1e-4
     run = project.last_run()
     assert run["status"] == "completed"
 
 
 def test_the_weights_are_those_of_a_run_at_home(preempted: dict[str, Any], small: list[str], tmp_path: Path) -> None:
+    """To the bit, though it was taken away twice and went on."""
     import torch
     from safetensors.torch import load_file
 
     project: Project = preempted["project"]
     there = load_file(project.run_folder() / "outputs" / "model" / "model.safetensors")
-    words = [*small, "max_steps=100", "launch.num_processes=4", "compute=local", "compute.device=cpu", "cache=false"]
+    words = [*small, "max_steps=100", *FOUR, "compute=local", "compute.device=cpu", "cache=false"]
     slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0", "plugins=[slowly]"]
     command = str(project.place / "src" / "run.py")
     project.python(command, *words, *slow, timeout=600, SKYTUNE_HOME=str(tmp_path / "home"))
     (here,) = (tmp_path / "home" / "runs").glob("*/outputs/model/model.safetensors")
     for name, value in load_file(here).items():
-        # Four processes add up in another order in the first step after a resume (DDP lays its buckets out after it).
-        # What is added to all keys changes no attention: the gradient of that bias is rounding alone, which Adam takes
-        # for a direction.
-        atol = 1e-4 if name.endswith("attention.self.key.bias") else 1e-6
-        torch.testing.assert_close(there[name], value, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+        assert torch.equal(there[name], value), f"{name}: {(there[name] - value).abs().max():.1e} apart"

@@ -31,12 +31,15 @@ class Replicated(Base):
         if self.world.size == 1:
             return model
         device = self.world.device
-        return torch.nn.parallel.DistributedDataParallel(
+        ddp = torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             find_unused_parameters=self.config.strategy.find_unused_parameters,
             gradient_as_bucket_view=True,
         )
+        if not self.config.strategy.find_unused_parameters:
+            _lay_out(ddp)
+        return ddp
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
         """See `Strategy`."""
@@ -83,6 +86,33 @@ class Replicated(Base):
             parts = flat.div_(size).split([gradient.numel() for gradient in bucket])
             for gradient, part in zip(bucket, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
+
+
+def _lay_out(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+    """Have DDP lay its buckets out for good.
+
+    It does so after its first backward pass, in the order in which gradients came. With more than two processes the
+    order of a sum depends on where in a bucket a gradient lies: a run that goes on from a checkpoint would otherwise
+    begin with other roundings than the run that was not interrupted.
+    """
+    model = ddp.module
+    ddp.module = _Touched(model)
+    ddp().backward()
+    ddp.module = model
+    model.zero_grad(set_to_none=True)
+
+
+class _Touched(torch.nn.Module):
+    """0, with gradients that come in the reverse order of a model's weights, as those of a forward pass would."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self) -> torch.Tensor:
+        return torch.stack(
+            [0 * weight.sum().float() for weight in self.model.parameters() if weight.requires_grad]
+        ).sum()
 
 
 class DataParallel(Base):
