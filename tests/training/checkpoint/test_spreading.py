@@ -45,6 +45,7 @@ for case in ("apart", "shared"):
         time.sleep(0.05)
     answers[f"{case}, left"] = left
 (root / f"answers-{rank}.json").write_text(json.dumps(answers))
+accelerator.end_training()
 """
 
 

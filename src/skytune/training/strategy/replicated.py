@@ -97,7 +97,8 @@ def _lay_out(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
     """
     model = ddp.module
     ddp.module = _Touched(model)
-    ddp().backward()
+    # With no input at all, DDP on a GPU fails.
+    ddp(torch.zeros((), device=next(model.parameters()).device)).backward()
     ddp.module = model
     model.zero_grad(set_to_none=True)
 
@@ -109,10 +110,13 @@ class _Touched(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self) -> torch.Tensor:
-        return torch.stack(
-            [0 * weight.sum().float() for weight in self.model.parameters() if weight.requires_grad]
-        ).sum()
+    def forward(self, nothing: torch.Tensor) -> torch.Tensor:
+        return (
+            nothing
+            + torch.stack(
+                [0 * weight.sum().float() for weight in self.model.parameters() if weight.requires_grad]
+            ).sum()
+        )
 
 
 class DataParallel(Base):
