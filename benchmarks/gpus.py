@@ -189,7 +189,7 @@ def draw(arguments: argparse.Namespace) -> int:
     note = (
         f"Measured on {', '.join(cards)}; SST-2. Times, rates and accuracies are measured, MFU and dollars computed "
         f"({next((row['price_source'] for row in rows if row.get('price_source')), 'no price known')}). BERT-base has "
-        "random initial weights: its accuracy says nothing of the published model."
+        f"random initial weights: its accuracy says nothing of the published model. {arguments.note}".rstrip()
     )
     page = build_experiment_page(name="Fine-tuning on several GPUs", rows=records(table), design=design, note=note)
     write_table(table, arguments.out)
@@ -212,6 +212,7 @@ def main() -> int:
     parser.add_argument("--scale-lr", choices=["none", "linear", "sqrt"], default="sqrt")
     parser.add_argument("--limit", type=float, default=360.0, help="seconds; no cell begins that would not fit")
     parser.add_argument("--draw", type=Path, help="rows that were measured; no GPU needed")
+    parser.add_argument("--note", default="", help="with --draw: what the page shall say besides")
     parser.add_argument("--out", type=Path, required=True, help="file of rows; with --draw a folder")
     arguments = parser.parse_args()
     if arguments.draw:

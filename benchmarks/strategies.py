@@ -289,25 +289,29 @@ def line(r: Case) -> str:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return all results as Markdown."""
-    alone = {(r["model"], r["batch"], r["fast"]): r["tokens_per_s"] for r in report["results"] if r["gpus"] == 1}
+    """Return all results as Markdown; results put together from several machines say which `call` they are of."""
+    ones = [r for r in report["results"] if r["gpus"] == 1]
+    alone = {(r["model"], r["batch"], r["fast"]): r["tokens_per_s"] for r in ones}
+    beside = {(r["model"], r["batch"], r["fast"], r.get("call")): r["tokens_per_s"] for r in ones}
+    calls = any("call" in r for r in report["results"])
     text = [
         "# Strategies measured",
         "",
         f"{report['date']}, {report['device']}, " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
         f"`{report['command']}`. Rates are means after {WARMUP['off']} steps, {WARMUP['on']} on the fast path; a step "
         "ends when the device is done. MFU counts no padding. Efficiency compares tokens/s (other rows come by on "
-        "other numbers of GPUs) with one GPU at the same batch a GPU, the fast path with the fast path. Memory is the "
-        "most that tensors took on any GPU after the warm-up; in theory, weights, gradients and Adam's averages alone take "
-        "the last column.",
+        "other numbers of GPUs) with one GPU at the same batch a GPU, the fast path with the fast path. Memory is "
+        "the most that tensors took on any GPU after the warm-up; in theory, weights, gradients and Adam's averages "
+        "alone take the last column.",
         "",
         "| model | weights | strategy | precision | GPUs | batch a GPU | steps | ms a step | samples/s | tokens/s "
-        "| MFU | efficiency | GiB a GPU | states in theory, GiB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| MFU | efficiency | GiB a GPU | states in theory, GiB |" + (" call |" if calls else ""),
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|" + ("---|" if calls else ""),
     ]
-    order = sorted(report["results"], key=lambda r: (r["model"], -r["batch"], r["gpus"], r["label"]))
+    order = sorted(report["results"], key=lambda r: (r["model"], -r["batch"], r["gpus"], r["label"], r.get("call", 0)))
     for r in order:
-        one = alone.get((r["model"], r["batch"], r["fast"]))
+        same = (r["model"], r["batch"], r["fast"])
+        one = beside.get((*same, r.get("call")), alone.get(same))
         efficiency = "n/a" if one is None else f"{100 * r['tokens_per_s'] / one / r['gpus']:.0f} %"
         share = "n/a" if r["mfu"] is None else f"{100 * r['mfu']:.1f} %"
         memory = "n/a" if r["peak_memory_bytes"] is None else f"{r['peak_memory_bytes'] / 2**30:.2f}"
@@ -315,6 +319,7 @@ def table(report: dict[str, Any]) -> str:
             f"| {r['model']} | {r['parameters'] / 1e6:.0f} M | {r['label']} | {r['precision']} | {r['gpus']} "
             f"| {r['batch']} | {r['steps']} | {r['step_ms']:.1f} | {r['samples_per_s']:.0f} | {r['tokens_per_s']:.0f} "
             f"| {share} | {efficiency} | {memory} | {r['theory_bytes'] / 2**30:.2f} |"
+            + (f" {r.get('call', '')} |" if calls else "")
         )
     text += [line for note in report.get("notes", []) for line in ("", note)]
     text += ["", "Not run:", ""] + [f"- {reason}" for reason in report["not_run"] or ["nothing"]]
