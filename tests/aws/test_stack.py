@@ -24,7 +24,7 @@ from skytune.stacks import environment
 environment.prepare(Path({src!r}))
 environment.connect()
 import sky
-task = sky.Task(name="job", run="set -e\\n! test -e ~/.aws/credentials && echo no keys here")
+task = sky.Task(name="job", run="! test -e ~/.aws/credentials")
 task.set_resources(sky.Resources(infra="aws/us-east-1", instance_type="m5.large"))
 job, _ = sky.stream_and_get(sky.launch(task, cluster_name={cluster!r}))
 raise SystemExit(sky.tail_logs({cluster!r}, job, follow=True))
@@ -70,7 +70,8 @@ def test_machines_get_the_role_that_was_made_and_no_keys(user: User, farm: Farm)
         try:
             launched = user.run("-c", LAUNCH.format(src=str(SRC), cluster=CLUSTER), cold=True)
             assert launched.returncode == 0, launched.stdout
-            assert "no keys here" in launched.stdout
+            # By the job's end: SkyPilot at times drops the last lines that a job says.
+            assert "status: SUCCEEDED" in launched.stdout
             (head,) = farm.instances(CLUSTER)
             with farm.inside():
                 found = farm.client("ec2").describe_instances(InstanceIds=[head.id])
