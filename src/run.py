@@ -1,6 +1,6 @@
 """The command: compose a configuration, choose a pipeline, run it, say where to look.
 
-python src/run.py --help
+    python src/run.py --help
 """
 
 import gc

@@ -112,6 +112,11 @@ class Run:
     report: dict[str, Any] = field(default_factory=dict)
     """Small JSON that goes into `result.json`, for what a callback has to say about the whole run (rank 0's counts)."""
 
+    def bring_together(self) -> None:
+        """Have weights and optimizer state whole here (collective where processes update shares of them)."""
+        if self.collect is not None:
+            self.collect()
+
     def spent(self) -> dict[str, float]:
         """Return what all starts of this run together have spent so far, which is what it costs.
 

@@ -173,8 +173,7 @@ class Checkpoints(Callback):
         """Save the state after `run.step` (once a step); `on_run_end` waits for the last one."""
         if self.saved_step == run.step:
             return
-        if run.collect is not None:
-            run.collect()
+        run.bring_together()
         if self.writer is None and not self.strategy.together:
             return
         self.saved_step, self.saved_at = run.step, time.monotonic()

@@ -38,12 +38,8 @@ def train(
     model.train()
     callbacks("on_run_start", run)
 
-    def collected() -> None:
-        if run.collect is not None:
-            run.collect()
-
     def validated() -> None:
-        collected()
+        run.bring_together()
         run.metrics, run.validation_owed = validate(), False
         callbacks("on_validation_end", run)
         run.stop = _anybody(run.stop, strategy, world)
@@ -65,7 +61,7 @@ def train(
         seconds = (time.perf_counter() - clock) / len(rates)
         run.skipped += taken.skipped
         if config.callbacks:
-            collected()
+            run.bring_together()
 
         for run.ahead, run.lr, run.loss, run.grad_norm in zip(
             reversed(range(len(rates))), rates, taken.losses, taken.norms, strict=True

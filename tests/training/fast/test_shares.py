@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skytune.training.fast.arena import Arena
-from skytune.training.fast.shares import Rows, add_rows, runs
+from skytune.training.fast.ops import add_rows
+from skytune.training.fast.shares import Rows, runs
 from skytune.training.fast.together import WORDS, Together
 
 

@@ -56,7 +56,9 @@ exec timeout --signal=TERM --kill-after={grace} {seconds} \\
 def setup_script() -> str:
     """Return the script that prepares a machine: a Python like this one and the pinned packages, by uv."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return SETUP.format(workdir=WORKDIR, python=PYTHON, version=version, minutes=SETUP_MINUTES, logs="job/outputs/logs")
+    return SETUP.format(
+        workdir=WORKDIR, python=PYTHON, version=version, minutes=SETUP_MINUTES, logs="job/outputs/logs"
+    )
 
 
 def run_script(compute: ComputeConfig) -> str:

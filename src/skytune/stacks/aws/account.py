@@ -59,7 +59,9 @@ def connect(region: str | None = None) -> Account:
     try:
         import boto3
     except ImportError as error:
-        raise UserError(f"'{error.name}' is not installed: {add_extra('aws')}") from error
+        raise UserError(
+            f"'{error.name}' is not installed: {add_extra('aws')}"
+        ) from error
     with spoken():
         session = boto3.Session()
         place = checked_region(session, region or session.region_name)

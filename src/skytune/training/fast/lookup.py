@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .shares import add_rows
+from .ops import add_rows
 from .together import Together
 
 SMALL = 1024

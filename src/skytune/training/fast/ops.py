@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .shares import Rows
+
 PROGRAMS = 264
 """Rows of partial sums: two programs for every multiprocessor of an H100."""
 
@@ -203,3 +205,33 @@ def dropped(x: Tensor, drop: Drop, packed: Packed) -> Tensor:
         return x
     element = torch.arange(x.numel(), device=x.device).view(x.shape)
     return torch.where(kept(element, drop, packed.seed), x * drop.raised, torch.zeros_like(x))
+
+
+def add_rows(grad: Tensor, order: tuple[Tensor, Tensor], rows: Rows, padding: int, out: Tensor) -> None:
+    """Add up the gradients of tokens by their row, for the rows that are one process's; the other shares' are left
+    alone, and what nobody's share has is 0 on all but the first process.
+
+    Adds in the order of tokens, in fp32: the same inputs give the same bits.
+
+    Args:
+        grad: [N, H].
+        order: int64 [N] each: the tokens' rows in ascending order, and where they stand in `grad`.
+        padding: the row that gets no gradient; -1 for none.
+        out: [V, H], the gradient of the table.
+    """
+    out[rows.first : rows.stop].zero_()
+    out[rows.left :].zero_()
+    ids, places = order
+    if not _triton(out):
+        kept = rows.mine(ids) & (ids != padding)
+        out.index_add_(0, ids[kept], grad[places[kept]].to(out.dtype))
+        return
+    import triton
+
+    from . import kernels
+
+    count, width = grad.shape
+    kernels.add_rows[(count, triton.cdiv(width, 256))](
+        ids, places, grad, out, count, rows.first, rows.stop, rows.rest, padding, width, BLOCK=256, ROWS=32,
+        num_warps=4,
+    )  # fmt: skip

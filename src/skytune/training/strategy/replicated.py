@@ -111,12 +111,8 @@ class _Touched(torch.nn.Module):
         self.model = model
 
     def forward(self, nothing: torch.Tensor) -> torch.Tensor:
-        return (
-            nothing
-            + torch.stack(
-                [0 * weight.sum().float() for weight in self.model.parameters() if weight.requires_grad]
-            ).sum()
-        )
+        zeros = [0 * weight.sum().float() for weight in self.model.parameters() if weight.requires_grad]
+        return nothing + torch.stack(zeros).sum()
 
 
 class DataParallel(Base):
