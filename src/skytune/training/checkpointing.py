@@ -4,26 +4,22 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import NotReachable, OnFailure, RunConfig, UserError
+from ..config import OnFailure, RunConfig, UserError
 from .callbacks import Callback, Run
 from .checkpoint.lease import Lease, acquire
-from .checkpoint.reading import fetch, open_tensors
 from .checkpoint.retry import Retry
 from .checkpoint.shard_writer import Board, ShardWriter
 from .checkpoint.spreading import fetch_everywhere, refuse_unshared
-from .checkpoint.store import Found, Store
+from .checkpoint.store import Store
 from .checkpoint.writer import Event, Failed, Writer
 from .resuming import Chosen, choose, mark_finished
 from .snapshot import Snapshot
 from .together import main_does
 
 if TYPE_CHECKING:
-    import torch
-
     from .devices import World
 
 log = logging.getLogger(__name__)
@@ -61,7 +57,6 @@ class Checkpoints(Callback):
         self.saved_at = time.monotonic()
         self.saved_step = -1
         self.prepared = False
-        self.fetched: Found | None = None
         self.stall_seconds = 0.0
 
     def open(self, launch: str) -> None:
@@ -218,35 +213,6 @@ class Checkpoints(Callback):
     @property
     def _busy(self) -> bool:
         return self.writer is not None and self.writer.busy
-
-    def wanted(self, run: Run) -> int | None:
-        """Return the step whose weights are to be handed on where they are not the present ones; the same on every
-        process. Where the best ones cannot be had, that is told, and the next best are taken."""
-        if not self.snapshot.best.keep:
-            return None
-        step = main_does(self.world, lambda: self._obtainable(run.step))
-        return step if step != run.step else None
-
-    def _obtainable(self, present: int) -> int:
-        """Return the best step whose weights can be had (rank 0)."""
-        while self.snapshot.best.best is not None and (step := self.snapshot.best.best["step"]) != present:
-            try:
-                self.fetched = fetch(self.store, step, self.cache)
-                return int(step)
-            except UserError as error:
-                self.failure = f"the best weights, of step {step}, cannot be handed on: {error}"
-                log.warning("BEST WEIGHTS LOST: %s", self.failure)
-                # A store that is away is not asked for the next best, too.
-                others = self.snapshot.best.steps[1:] if isinstance(error, NotReachable) else [step]
-                for other in {step, *others} - {present}:
-                    self.snapshot.best.forget(other)
-        return present
-
-    def weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
-        """Return the weights that one checkpoint hands on: the averaged ones where there are any (collective)."""
-        found = fetch_everywhere(self.world, self.store, step, self.cache, self.fetched)
-        model = open_tensors(found, "model")
-        return model if self.snapshot.ema is None else model.under(open_tensors(found, "ema"))
 
     def finish(self) -> None:
         """Mark the run as finished; the run folder's own checkpoints have done their work and go.

@@ -24,6 +24,7 @@ from .ema import Ema
 from .export import refuse_partial, shapes_of
 from .fast.opening import open_steps
 from .flops import Work, work_of
+from .handing_on import HandingOn
 from .inputs import check_vocabulary, labels_of, open_model, open_tables
 from .loop import total_steps, train
 from .memory import AtOnce, explained, micro_batch
@@ -180,8 +181,8 @@ def _train(
     if run.preempted:
         reason = notice.reason or "another process was"
         log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
-    elif (step := checkpoints.wanted(run)) is not None:
-        strategy.load(checkpoints.weights(step))
+    elif (step := (handing_on := HandingOn(checkpoints)).wanted(run.step)) is not None:
+        strategy.load(handing_on.weights(step))
     elif ema is not None:
         ema.hand_on()
     return Trained(run, order, callbacks, checkpoints, best, steps)
