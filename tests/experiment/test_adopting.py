@@ -61,3 +61,61 @@ def test_what_does_not_fit_is_refused(design: Design, by_hand: Path, tmp_path: P
 def test_no_such_cell(design: Design, by_hand: Path) -> None:
     with pytest.raises(UserError, match=r"^benchmark\.adopt=x: no such cell; benchmark\.dry_run=true lists them"):
         results(adopting(design, "x", by_hand))
+
+
+def test_the_short_name_will_do(design: Design, by_hand: Path) -> None:
+    first, _ = cells_of(design(factors={"rows": [32, 64]}))
+    assert results(adopting(design, first.id, by_hand))["cell"].tolist() == [first.name]
+
+
+@pytest.mark.parametrize("brought", [True, False], ids=["with its inputs", "outputs alone"])
+def test_a_job_that_was_scored_on_other_rows_is_refused(
+    design: Design, recorded: Any, brought: bool, tmp_path: Path
+) -> None:
+    import shutil
+
+    config = design({"data": {"max_rows": 32}, "pipeline": "training", "seed": 1, "name": "by-hand"})
+    found = prepare(config.data, config.model, config.seed, {})  # as run.py cuts them
+    launcher = recorded(type("M", (), {"devices": 0, "nodes": 1, "accelerator": ""})())
+    job = train(config, found.train, {"validation": found.validation}, found.tokenizer, launcher=launcher).job.root
+    if not brought:
+        shutil.rmtree(job / "inputs")
+    first, _ = cells_of(design(factors={"rows": [32, 64]}))
+    with pytest.raises(UserError, match=r"has other rows than .* run the job with data\.seed=42$"):
+        results(adopting(design, first.name, job))
+    assert ResultsStore("test").read() == {}
+
+
+def test_with_the_designs_data_seed_a_job_of_any_seed_fits(design: Design, recorded: Any) -> None:
+    config = design({"data": {"max_rows": 32, "seed": 42}, "pipeline": "training", "seed": 1, "name": "by-hand"})
+    found = prepare(config.data, config.model, config.seed, {})
+    launcher = recorded(type("M", (), {"devices": 0, "nodes": 1, "accelerator": ""})())
+    job = train(config, found.train, {"validation": found.validation}, found.tokenizer, launcher=launcher).job.root
+    first, _ = cells_of(design(factors={"rows": [32, 64]}))
+    assert results(adopting(design, first.name, job))["origin"].tolist() == ["adopted"]
+
+
+def test_a_job_of_another_device_is_refused(design: Design, recorded: Any) -> None:
+    config = design({"data": {"max_rows": 32}, "pipeline": "training", "seed": 1, "name": "by-hand"})
+    found = prepare(config.data, config.model, 42, {})
+    keys = {"factors": {"compute": ["g5.xlarge"], "rows": [32]}, "prices": {"g5.xlarge": 1.0}}
+
+    def adopted(accelerator: str) -> Any:
+        launcher = recorded(type("M", (), {"devices": 1, "nodes": 1, "accelerator": accelerator})())
+        job = train(config, found.train, {"validation": found.validation}, found.tokenizer, launcher=launcher).job.root
+        values = to_dict(design(**keys))
+        cell = cells_of(design(**keys))[0]
+        taken = {**values["benchmark"], "adopt": f"{cell.id}:{job}"}
+        return results(from_dict(RunConfig, {**values, "benchmark": taken}))
+
+    with pytest.raises(UserError, match=r"it ran on cuda Tesla T4, the cell's g5\.xlarge has A10G"):
+        adopted("Tesla T4")
+    assert adopted("NVIDIA A10G")["accelerator"].tolist() == ["A10G"]
+
+
+def test_what_the_benchmark_measured_itself_stays(design: Design, by_hand: Path, recorded: Any, prices: Any) -> None:
+    first, _ = cells_of(design(factors={"rows": [32, 64]}))
+    run_experiment(design(factors={"rows": [32, 64]}), recorded, prices)
+    with pytest.raises(UserError, match=r"this cell has been run by the benchmark; its row stays$"):
+        results(adopting(design, first.name, by_hand))
+    assert ResultsStore("test").read()[first.name]["origin"] == "run"

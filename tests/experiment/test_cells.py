@@ -139,3 +139,54 @@ def test_bad_factors_are_one_line(design: Design, kind: str) -> None:
 def test_nothing_left(design: Design) -> None:
     with pytest.raises(ConfigError, match="leaves no cell"):
         cells_of(design(factors={"rows": [8]}, exclude=[{"rows": 8}]))
+
+
+CONTRADICTIONS = {
+    "a factor for seeds": ({"factors": {"seed": [1, 2]}}, r"factors\.seed: benchmark\.seeds lists the seeds"),
+    "two for one key": (
+        {"factors": {"batch": [8, 16], "batch.global_size": [4]}},
+        r"'batch' and 'batch\.global_size' both set batch\.global_size; keep one",
+    ),
+    "one machine, two names": (
+        {"factors": {"compute": ["g5.xlarge", "g5.xlarge x 1"]}},
+        r"'compute g5\.xlarge x 1' and 'compute g5\.xlarge' are the same training",
+    ),
+    "processes of a rented machine": (
+        {"factors": {"compute": ["g5.12xlarge"], "processes": [1, 4]}},
+        r"g5\.12xlarge runs one process on each of its 4 devices a node: exclude processes 1 there",
+    ),
+    "an exclusion of nothing": (
+        {"factors": {"rows": [100, 200]}, "exclude": [{"rows": 101}]},
+        r"benchmark\.exclude: rows has no level 101 \(100, 200\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_no_factor_is_ignored_without_a_word(design: Design, kind: str) -> None:
+    keys, message = CONTRADICTIONS[kind]
+    with pytest.raises(ConfigError, match=message) as told:
+        cells_of(design(**keys))
+    assert "\n" not in str(told.value)
+
+
+def test_what_fits_is_taken(design: Design) -> None:
+    exclude = [{"compute": "g5.12xlarge", "processes": 1}, {"compute": "local", "processes": 4}, {"rows": None}]
+    factors = {"compute": ["g5.12xlarge", "local"], "processes": [1, 4], "rows": [100, None]}
+    assert [cell.devices for cell in cells_of(design(factors=factors, exclude=exclude))] == [4, 1]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"checkpoint": {"every_steps": 7, "keep": 5, "store": "/elsewhere", "retry_seconds": 1.0}},
+        {"compute": {"device": "cpu", "region": "eu-west-1", "keep_on_failure": 30, "max_hours": 2.0}},
+    ],
+    ids=["checkpoint", "compute"],
+)
+def test_what_decides_nothing_makes_no_other_cell(design: Design, run: dict[str, Any]) -> None:
+    base = {"checkpoint": {"select": "last"}, "compute": {"device": "cpu"}}
+    plain = cells_of(design(base, factors={"rows": [32]}))
+    assert [c.name for c in cells_of(design({**base, **run}, factors={"rows": [32]}))] == [c.name for c in plain]
+    other = {"checkpoint": {"select": "best"}}
+    assert [c.name for c in cells_of(design({**base, **other}, factors={"rows": [32]}))] != [c.name for c in plain]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig
-from skytune.experiment import ResultsStore, make_plan
+from skytune.experiment import ResultsStore, make_plan, plan_text
 
 Design = Callable[..., RunConfig]
 COMPUTE = {"compute": ["g5.xlarge", "g5.12xlarge"]}
@@ -22,7 +22,7 @@ def test_assumed_rates_give_time_and_dollars(design: Design, prices: Any) -> Non
     assert one.usd(one.forecast.seconds) == pytest.approx(1.0)
     assert plan.total("seconds") == pytest.approx(1.0 + 1.5)
     plan.check()
-    text = plan.text()
+    text = plan_text(plan)
     assert "30 min 00 s to 2 h 00 min" in text and "$0.50 to $2.00" in text and "assumed" in text
     assert "$1.25 to $5.00; at most $10.00" in text
 
@@ -36,7 +36,7 @@ def test_what_is_not_known_is_not_0(design: Design, prices: Any) -> None:
     plan = make_plan(design(factors={"processes": [1, 2]}), prices=prices)
     assert plan.total("seconds") is None
     assert plan.cells[0].usd(10.0) is None
-    assert "n/a (no price or no time known)" in plan.text() and "$0" not in plan.text()
+    assert "n/a (no price or no time known)" in plan_text(plan) and "$0" not in plan_text(plan)
 
 
 REFUSED = {
@@ -48,6 +48,14 @@ REFUSED = {
     "no price": (
         {"max_usd": 9.0, "factors": {"compute": ["g6.xlarge"]}},
         r"^benchmark\.max_usd=9 cannot be kept: no price is known for 'g6\.xlarge'; give benchmark\.price_source",
+    ),
+    "no money for a minute": (
+        {"max_usd": 0.01},
+        r"^benchmark\.max_usd=0\.01: no cell can begin: \$0\.00 are spent, and a minute of the cheapest machine costs",
+    ),
+    "one machine paid twice": (
+        {"factors": {"rows": [32, 64]}, "prices": {"local": 3.6}, "parallel": 2},
+        r"^benchmark\.parallel=2: cells that share this machine would each pay for all of it",
     ),
     "no price here": (
         {"max_usd": 9.0, "factors": {"processes": [1]}},
@@ -62,7 +70,7 @@ def test_what_must_not_begin_is_refused_in_one_line(design: Design, prices: Any,
     run = {"data": {"max_rows": 36_000}}
     config = design(run, **{"factors": COMPUTE, "assume_samples_per_s": {"A10G": 10.0}, "assume_setup_s": 0.0, **keys})
     with pytest.raises(ConfigError, match=message) as told:
-        make_plan(config, prices=prices).check()
+        make_plan(config, prices=None if "prices" in keys else prices).check()
     assert "\n" not in str(told.value)
 
 
@@ -86,10 +94,22 @@ def test_cells_that_ran_take_the_place_of_assumptions(design: Design, prices: An
     guess = plan.cells[4].forecast
     assert guess.seconds == pytest.approx(10 + 1600 / 50 + 0.1 * 100, rel=0.01)
     assert guess.low <= guess.seconds <= guess.high
-    assert "done already" in plan.text()
+    assert "done already" in plan_text(plan)
 
 
 def test_prices_come_from_the_design(design: Design) -> None:
     config = design(factors={"compute": ["g5.xlarge spot", "local"]}, prices={"g5.xlarge spot": 0.3}, max_usd=1.0)
     found = [planned.price for planned in make_plan(config).cells]
     assert [(price.usd_per_hour, price.source) for price in found] == [(0.3, "benchmark.prices"), (None, "")]
+
+
+def test_a_finished_cell_shows_what_was_paid_for_it(design: Design, prices: Any) -> None:
+    config = design(factors={"compute": ["g5.xlarge"]}, max_usd=9.0)
+    store = ResultsStore("test")
+    before = make_plan(config, store, prices)
+    measured = {"status": "done", "total_s": 3600.0, "usd_total": 0.25}
+    store.write(before.cells[0].cell.name, {**before.planned_rows()[0], **measured})
+    text = plan_text(make_plan(config, store, prices))
+    assert "$0.25" in text and "$1.00  done" not in text
+    assert "expected in all: nothing is left to run" in text
+    assert text.splitlines()[3].startswith(before.cells[0].cell.id), "what benchmark.adopt takes"

@@ -3,6 +3,7 @@ budgets, and going on."""
 
 import json
 import logging
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -91,7 +92,45 @@ def test_changed_data_are_another_question(design: Design, prices: Any, recorded
     copy.write_text(sentences_file.read_text() + "a dull film of all films\t0\n")
     with caplog.at_level(logging.WARNING):
         run_experiment(config, lambda _: launcher, prices)
-    assert len(launcher.runs) == 2 and "have changed since it ran" in caplog.text
+    assert len(launcher.runs) == 2 and "changed since it ran" in caplog.text
+
+
+def test_a_changed_model_folder_is_another_question(
+    design: Design, prices: Any, recorded: Any, tiny_model: Any, tmp_path: Any, caplog: Any
+) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(tiny_model, copy)
+    launcher = recorded(type("M", (), {"devices": 0, "nodes": 1, "accelerator": ""})())
+    config = design({"model": {"name": str(copy)}}, factors={"rows": [32]})
+    run_experiment(config, lambda _: launcher, prices)
+    settings = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**settings, "attention_probs_dropout_prob": 0.3}))
+    with caplog.at_level(logging.WARNING):
+        run_experiment(config, lambda _: launcher, prices)
+    assert len(launcher.runs) == 2 and "the initial model of cell" in caplog.text
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_model_that_is_not_there_is_a_failed_cell(
+    design: Design, prices: Any, recorded: Any, tiny_model: Any, parallel: int
+) -> None:
+    config = design(factors={"model": [str(tiny_model), "/nowhere/model"]}, parallel=parallel)
+    rows = run_experiment(config, recorded, prices)
+    assert [row["status"] for row in rows] == ["done", "failed"]
+    assert "/nowhere/model" in rows[1]["reason"] and rows[1]["train_rows"] is None
+
+
+def test_a_level_with_more_rows_than_there_are_fails_and_trains_nothing(
+    design: Design, prices: Any, recorded: Any
+) -> None:
+    launcher = recorded(type("M", (), {"devices": 0, "nodes": 1, "accelerator": ""})())
+    rows = run_experiment(design(factors={"rows": [32, 100_000, None]}), lambda _: launcher, prices)
+    assert [row["status"] for row in rows] == ["done", "failed", "done"] and len(launcher.runs) == 2
+    there = rows[2]["train_rows"]
+    assert rows[1]["reason"].startswith(f"rows 100000: the train split has only {there} ")
+    assert rows[1]["reason"].endswith("the level null takes all of them")
+    unvaried = design({"data": {"max_rows": 100_000}}, factors={"batch": [16]})
+    assert run_experiment(unvaried, recorded, prices)[0]["status"] == "done", "no level says so: `at most`"
 
 
 def test_a_failed_cell_is_a_row_that_says_why(design: Design, prices: Any, recorded: Any) -> None:

@@ -51,11 +51,13 @@ class BenchmarkConfig:
     """One repetition each: order of rows, new weights, dropout. The data are cut once, by `seed`."""
 
     parallel: int = 1
-    """How many cells run at once. On one machine they disturb each other's times: use 1 there."""
+    """How many cells run at once. On one machine they disturb each other's times: use 1 there; with a price of that
+    machine, 1 it must be."""
 
     max_usd: float | None = None
     """The whole experiment may cost so much, earlier starts included: refuses to begin what is expected to cost more,
-    and stops before it does. Needed where a cell runs on a machine that is paid for."""
+    and stops before it does. Needed where a cell runs on a machine that is paid for. A cell of which nothing is known
+    is taken to need a minute before it begins."""
 
     prices: dict[str, float] = field(default_factory=dict)
     """USD an hour of one machine, by the name it has under `compute` (`local`, `g5.xlarge`, `g5.xlarge spot`)."""
@@ -90,7 +92,8 @@ class BenchmarkConfig:
     """Only draw the page again from the results that are there."""
 
     adopt: str = ""
-    """`CELL:JOB` takes a job that was run by hand (its folder) as the result of a cell, marked as such."""
+    """`CELL:JOB` takes a job that was run by hand (its folder) as the result of a cell (its id in the dry run),
+    marked as such. The job needs `data.seed` as the experiment has `seed`, so that it has the same rows."""
 
     def __post_init__(self) -> None:
         self.held, self.price_source = Held(self.held), PriceSource(self.price_source)

@@ -67,6 +67,10 @@ class DataConfig:
     test_fraction: float = 0.1
     """Share of train that is cut off, stratified, when there is no labelled test split."""
 
+    seed: int | None = None
+    """Decides which rows are cut off and kept; empty means `seed` of the run. With it, runs of several seeds have the
+    same rows, as the cells of an experiment have."""
+
     drop_leaks: bool = True
     """Drop rows of train whose text also stands in validation, test or a set of `eval.sets`, and rows of validation
     whose text stands in test. Case, white space and punctuation are not compared."""
@@ -107,6 +111,8 @@ class DataConfig:
             raise ConfigError(f"data.fraction={self.fraction}: must be above 0 and at most 1")
         if self.max_rows is not None and self.max_rows < 1:
             raise ConfigError(f"data.max_rows={self.max_rows}: must be at least 1")
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise ConfigError(f"data.seed={self.seed}: must lie between 0 and 2**32 - 1")
         if self.max_length is not None and self.max_length < 4:
             raise ConfigError(f"data.max_length={self.max_length}: must be at least 4 tokens")
         if self.labels is not None and len(set(self.labels)) != len(self.labels):

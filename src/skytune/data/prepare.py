@@ -73,13 +73,14 @@ def prepare(config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, s
     Args:
         config: the data set.
         model: whose tokenizer and greatest length are used.
-        seed: decides cuts and the shrunken part.
+        seed: decides cuts and the shrunken part where `config.seed` does not.
         sets: further evaluation sets by name: split names or files.
 
     Raises:
         UserError: anything wrong with the data, named with its file and row, and the way out.
         NotReachable: data or model on the Hub, which does not answer.
     """
+    seed = seed if config.seed is None else config.seed
     print_ = fingerprint(config, sets)
     notes: Notes = {}
     splits, classes = _read(config, seed, sets, notes)

@@ -4,28 +4,27 @@ configuration of its own."""
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import BenchmarkConfig, ConfigError, Held, Pipeline, RunConfig, from_dict, to_dict
-from ..config.docs import field_type
 from ..launch.gpus import processes_wanted
 from ..launch.runs import slug
+from .levels import COMPUTE, KEYS, excluded, levels_of
 from .machines import LOCAL, Machine, machine_of
-
-KEYS = {
-    "rows": "data.max_rows", "processes": "launch.num_processes", "model": "model.name", "strategy": "strategy.name",
-    "precision": "precision", "batch": "batch.global_size", "lr": "optimizer.lr", "scale_lr": "schedule.scale_lr",
-    "fast": "compute.fast",
-}  # fmt: skip
-"""The key that a factor sets; other factors are keys themselves."""
-
-COMPUTE = "compute"
 
 ASIDE = ("name", "pipeline", "cache", "plugins", "log", "tracker", "upload", "resume", "benchmark", "debug")
 """Keys of the configuration that do not make another cell."""
+
+DECIDES = ("select", "metric", "mode")
+"""Keys of `checkpoint` that decide which weights are scored; where and how often is saved does not."""
+
+AROUND = (
+    "usd_per_hour", "region", "zone", "max_hourly_usd", "disk_size", "idle_minutes_to_autostop", "keep_on_failure",
+    "max_hours", "recovery",
+)  # fmt: skip
+"""Keys of `compute` that change neither what a cell learns nor what it is computed on."""
 
 MOST = 1000
 """A design with more cells than this is a mistake."""
@@ -49,10 +48,18 @@ class Cell:
     config: RunConfig
     """What to train; its seed is the cell's."""
 
+    sets_rows: bool = False
+    """Whether a level says how many rows to train on."""
+
     @property
     def label(self) -> str:
         """The levels in a few words."""
         return ", ".join(f"{factor} {level}" for factor, level in self.levels.items()) or "the one cell"
+
+    @property
+    def id(self) -> str:
+        """The hash at the end of the name, which is enough to name a cell."""
+        return self.name.rpartition("-")[2]
 
     @property
     def samples(self) -> int | None:
@@ -79,66 +86,27 @@ def cells_of(config: RunConfig) -> list[Cell]:
     """
     design = config.benchmark
     found: dict[str, Cell] = {}
-    factors = [[_level(name, level) for level in levels] for name, levels in design.factors.items()]
-    for name, levels in zip(design.factors, factors, strict=True):
-        labels = [label for label, _ in levels]
-        twice = next((label for label in labels if labels.count(label) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"benchmark.factors.{name}: the level {twice} is there twice")
+    hashes: dict[str, Cell] = {}
+    factors = levels_of(design)
     if len(design.seeds) * _product(len(levels) for levels in factors) > 10 * MOST:
         raise ConfigError(f"benchmark.factors: more than {MOST} cells; take fewer levels")
     for combination in itertools.product(*factors):
         chosen = dict(zip(design.factors, (label for label, _ in combination), strict=True))
         keys = [keys for _, keys in combination]
         for seed in design.seeds:
-            if not _excluded(design, {**chosen, "seed": seed}):
+            if not excluded(design, {**chosen, "seed": seed}):
                 cell = _cell(config, chosen, keys, seed)
+                same = hashes.setdefault(cell.id, cell)
+                if same is not cell:
+                    raise ConfigError(
+                        f"benchmark.factors: '{cell.label}' and '{same.label}' are the same training; leave one out"
+                    )
                 found[cell.name] = cell
     if not found:
         raise ConfigError("benchmark.exclude leaves no cell of the design")
     if len(found) > MOST:
         raise ConfigError(f"benchmark.factors: {len(found)} cells, more than {MOST}; take fewer levels")
     return list(found.values())
-
-
-def _level(factor: str, level: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a level's label, and the keys that it sets."""
-    if isinstance(level, dict):
-        values = {str(key): value for key, value in level.items() if key != "label"}
-        label = level.get("label") or ", ".join(f"{key}={value}" for key, value in values.items())
-        return label, {KEYS.get(key, key): _number(value) for key, value in values.items()}
-    if factor == COMPUTE:
-        return str(level), {COMPUTE: level}
-    if isinstance(level, list):
-        raise ConfigError(f"benchmark.factors.{factor}: a level is a value or a group of keys, not a list: {level}")
-    if factor in KEYS:
-        _known(f"benchmark.factors.{factor}", KEYS[factor])
-    else:
-        _known(f"benchmark.factors.{factor}", factor)
-    number = _number(level)
-    return ("all" if level is None else number), {KEYS.get(factor, factor): number}
-
-
-def _known(said: str, key: str) -> None:
-    try:
-        field_type(key)
-    except ConfigError as error:
-        allowed = ", ".join([COMPUTE, *KEYS])
-        raise ConfigError(f"{said}: no such factor: {error}; factors are {allowed}, or keys") from error
-
-
-def _number(level: Any) -> Any:
-    """Return `10k` as 10000 and `1M` as 1000000; anything else as it is."""
-    short = re.fullmatch(r"(\d+(?:\.\d+)?)([kM])", level) if isinstance(level, str) else None
-    return round(float(short[1]) * {"k": 1e3, "M": 1e6}[short[2]]) if short else level
-
-
-def _excluded(design: BenchmarkConfig, levels: Mapping[str, Any]) -> bool:
-    def fits(level: Any, wanted: Any) -> bool:
-        wanted = wanted if isinstance(wanted, list) else [wanted]
-        return any(level == _number(one) or str(level) == str(one) for one in wanted)
-
-    return any(all(fits(levels[name], wanted) for name, wanted in entry.items()) for entry in design.exclude)
 
 
 def _cell(base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], seed: int) -> Cell:
@@ -156,17 +124,27 @@ def _cell(base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], s
             devices = processes_wanted(config.compute, config.launch)
         else:
             devices = machine.devices * machine.nodes
+            processes = merged.get(KEYS["processes"])
+            if processes not in (None, machine.devices):
+                raise ConfigError(
+                    f"{machine} runs one process on each of its {machine.devices} devices a node: exclude "
+                    f"processes {processes} there"
+                )
             config = _on(config, machine)
         config = _held(config, design.held, devices)
     except ConfigError as error:
         raise ConfigError(f"benchmark, cell {where}: {error}") from error
     counted = {key: value for key, value in to_dict(config).items() if key not in ASIDE}
     counted["launch"] = {key: counted["launch"][key] for key in ("num_processes", "threads")}
-    del counted["compute"]["usd_per_hour"]
+    counted["checkpoint"] = {key: counted["checkpoint"][key] for key in DECIDES}
+    counted["compute"] = {key: value for key, value in counted["compute"].items() if key not in AROUND}
     text = json.dumps([_changed(counted, to_dict(RunConfig())), str(machine), base.seed], sort_keys=True)
     told = "_".join(f"{slug(name)}-{slug(str(label))}" for name, label in {**labels, "seed": seed}.items())
     name = f"{told[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    return Cell(name=name, levels=labels, seed=seed, machine=machine, devices=devices, config=config)
+    told_rows = KEYS["rows"] in merged
+    return Cell(
+        name=name, levels=labels, seed=seed, machine=machine, devices=devices, config=config, sets_rows=told_rows
+    )
 
 
 def _held(config: RunConfig, held: Held, devices: int) -> RunConfig:

@@ -9,7 +9,6 @@ from ..config import ConfigError, RunConfig
 from ..launch.prices import Price, price_of
 from ..report.cost import Cost, dollars
 from ..report.fit import Fit, fits, matching
-from ..report.text import MISSING, duration
 from .attempts import attempts_of
 from .cells import Cell, cells_of
 from .machines import Machine
@@ -20,6 +19,9 @@ Prices = Callable[[Machine], Price]
 
 RANGE = 2.0
 """An assumed rate may be off by this factor, in both directions."""
+
+LEAST_S = 60.0
+"""Seconds that a cell is taken to need at least where nothing better is known."""
 
 LOCAL_SETUP_S = 20.0
 """Seconds until worker processes train on a machine that is there."""
@@ -93,15 +95,23 @@ class Plan:
         """Refuse what must not begin.
 
         Raises:
-            ConfigError: no budget for machines that are paid for, no price to hold a budget by, or not enough of it.
+            ConfigError: no budget for machines that are paid for, no price to hold a budget by, or not enough of it;
+                cells that would share the time of this machine, each paying for all of it.
         """
-        ceiling = self.config.benchmark.max_usd
+        ceiling, parallel = self.config.benchmark.max_usd, self.config.benchmark.parallel
+        shared = [one for one in self.todo if one.cell.machine.local and one.price.usd_per_hour is not None]
+        if parallel > 1 and len(shared) > 1:
+            raise ConfigError(
+                f"benchmark.parallel={parallel}: cells that share this machine would each pay for all of it; use "
+                "benchmark.parallel=1, or give this machine no price"
+            )
         paid = next((planned.cell for planned in self.todo if not planned.cell.machine.local), None)
         if ceiling is None:
             if paid is not None:
                 raise ConfigError(f"benchmark.max_usd: {paid.machine} is paid for; say how much all cells may cost")
             return
         alone = all(planned.cell.machine.local for planned in self.todo)
+        least = min((usd for planned in self.todo if (usd := planned.usd(LEAST_S)) is not None), default=0.0)
         for planned in self.todo:
             # A machine that is there anyway spends nothing of what rented ones may cost.
             if planned.price.usd_per_hour is None and (alone or not planned.cell.machine.local):
@@ -111,6 +121,11 @@ class Plan:
                     f"benchmark.max_usd={ceiling:g} cannot be kept: no price is known for '{machine.priced}'; give "
                     f"{way}'benchmark.prices={{{machine.priced}: USD}}'"
                 )
+        if self.spent + least > ceiling:
+            raise ConfigError(
+                f"benchmark.max_usd={ceiling:g}: no cell can begin: {dollars(self.spent)} are spent, and a minute of "
+                f"the cheapest machine costs {dollars(least)}; allow more"
+            )
         expected = self.total("seconds") or 0.0
         if self.todo and self.spent + expected > ceiling:
             low, high = self.total("low") or 0.0, self.total("high") or 0.0
@@ -119,48 +134,6 @@ class Plan:
                 f"benchmark.max_usd={ceiling:g}: the {len(self.todo)} cells to run are expected to cost "
                 f"{dollars(expected)} ({dollars(low)} to {dollars(high)}){spent}: take fewer cells, or allow more"
             )
-
-    def text(self) -> str:
-        """Return the plan for a person: every cell with its expected time and dollars, and the sums."""
-        head = ("cell", "devices", "batch", "price/h", "expected time", "expected cost", "basis")
-        lines = [head]
-        for planned in self.cells:
-            forecast, cell = planned.forecast, planned.cell
-            state = planned.row.get("status") if planned.row else None
-            basis = f"{state} already" if state in FINISHED else forecast.basis
-            lines.append(
-                (
-                    f"{cell.label}, seed {cell.seed}",
-                    str(cell.devices),
-                    str(cell.config.batch.global_size),
-                    dollars(planned.price.usd_per_hour),
-                    _range(forecast, duration),
-                    _range(_priced(planned), dollars),
-                    basis,
-                )
-            )
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        table = [
-            "  ".join(f"{part:<{width}}" for part, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        ]
-        seconds = [planned.forecast.seconds for planned in self.todo if planned.forecast.seconds is not None]
-        unknown = len(self.todo) - len(seconds)
-        open_ = f"; of {unknown} nothing is known" if unknown else ""
-        low, high = self.total("low"), self.total("high")
-        usd = f"{dollars(low)} to {dollars(high)}" if low is not None else f"{MISSING} (no price or no time known)"
-        ceiling = self.config.benchmark.max_usd
-        return "\n".join(
-            [
-                f"experiment {self.name}: {len(self.cells)} cells, {len(self.todo)} to run; "
-                f"constant: {self.config.benchmark.held.value}",
-                "",
-                *table,
-                "",
-                f"expected in all: {duration(sum(seconds)) if seconds else MISSING} one after the other{open_}; {usd}"
-                + (f"; at most {dollars(ceiling)}" if ceiling is not None else "")
-                + (f"; spent so far {dollars(self.spent)}" if self.spent else ""),
-            ]
-        )
 
 
 def make_plan(config: RunConfig, store: ResultsStore | None = None, prices: Prices | None = None) -> Plan:
@@ -230,17 +203,3 @@ def _forecast(
     setup = LOCAL_SETUP_S if cell.machine.local else design.assume_setup_s
     work = cell.samples / (rate * cell.devices)
     return Forecast(setup + work, (setup + work) / RANGE, (setup + work) * RANGE, "assumed")
-
-
-def _priced(planned: Planned) -> Forecast:
-    """Return the dollars of a forecast in the place of its seconds."""
-    forecast = planned.forecast
-    return Forecast(planned.usd(forecast.seconds), planned.usd(forecast.low), planned.usd(forecast.high))
-
-
-def _range(forecast: Forecast, shown: Callable[[float | None], str]) -> str:
-    if forecast.seconds is None:
-        return MISSING
-    if forecast.low == forecast.high:
-        return shown(forecast.seconds)
-    return f"{shown(forecast.low)} to {shown(forecast.high)}"

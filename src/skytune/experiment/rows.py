@@ -8,7 +8,7 @@ import numpy as np
 
 import skytune
 
-from ..config import RunConfig
+from ..config import DataConfig, DataSource, RunConfig
 from ..config.folders import home
 from ..job import JobDir, read_json
 from ..report.cost import Attempt, Cost
@@ -35,7 +35,7 @@ def base_row(experiment: str, cell: Cell) -> dict[str, Any]:
         "origin": "run",
         "seed": cell.seed,
         "model": config.model._target_ or config.model.name,
-        "data": config.data._target_ or config.data.subset or config.data.name,
+        "data": _data_name(config.data),
         "train_rows": config.data.max_rows,
         "epochs": None if config.max_steps else float(config.epochs),
         "machine": str(cell.machine),
@@ -135,6 +135,7 @@ def ended_row(
     cost = Cost(attempts)
     return {
         **base_row(experiment, cell),
+        "train_rows": None,  # wished for, not measured
         "status": status,
         "reason": reason,
         "total_s": round(cost.seconds, 3) if attempts else None,
@@ -191,6 +192,13 @@ def place_of(job: JobDir) -> str:
 def now() -> str:
     """Return the time, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _data_name(data: DataConfig) -> str:
+    if data.source is DataSource.packaged:
+        return data.subset or data.name
+    subset = f" {data.subset}" if data.subset and data.source is DataSource.hub else ""
+    return data._target_ or f"{data.name}{subset}"
 
 
 def _rows_of(job: JobDir, asked: int | None) -> int | None:

@@ -3,18 +3,15 @@ written down as soon as it has ended. What is finished is never run again; what 
 from its checkpoint."""
 
 import functools
-import json
 import logging
 import signal
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from .. import data
-from ..config import NotReachable, Preempted, RunConfig, UserError, to_dict
+from ..config import NotReachable, Preempted, RunConfig, UserError
 from ..config.folders import home
 from ..job import JobDir
 from ..launch import Launcher, LocalLauncher, SkyPilotLauncher, train
@@ -24,11 +21,12 @@ from ..launch.stopping import Stopping
 from ..report.cost import Attempt, Cost, dollars
 from ..report.text import duration
 from .attempts import attempts_of, recorded_by
-from .cells import Cell
 from .machines import Machine
 from .plan import Plan, Planned, Prices, asked, make_plan
+from .prepared import Splits, data_key
 from .rows import SPLIT, done_row, ended_row
-from .store import FINISHED, ResultsStore
+from .stale import DATA, MODEL, forget_stale, model_print
+from .store import ResultsStore
 from .watching import Running, Watch, Watched
 
 log = logging.getLogger(__name__)
@@ -57,7 +55,7 @@ def run_experiment(
     plan.check()
     with ResultsStore(plan.name).claimed() as store:
         plan = make_plan(config, store, prices)  # what another process has finished meanwhile
-        _forget_stale(plan, store)
+        forget_stale(plan, store)
         plan = make_plan(config, store, prices)
         find = launchers or launcher_of
         for machine in {planned.cell.machine for planned in plan.todo}:
@@ -101,7 +99,8 @@ class Runner:
 
     def __init__(self, plan: Plan, store: ResultsStore, watch: Watch, launchers: Launchers) -> None:
         self.plan, self.store, self.watch, self.launchers = plan, store, watch, launchers
-        self._data: OrderedDict[str, data.Prepared] = OrderedDict()
+        self._splits = Splits(plan.config.seed, keep=2 + plan.config.benchmark.parallel)
+        self._same_data = len({data_key(planned.cell) for planned in plan.todo}) == 1
         self._lock = Lock()
         self._done = 0
 
@@ -135,12 +134,18 @@ class Runner:
         cell = planned.cell
         refusal = self.watch.refuses(planned)
         if refusal:
-            self._write(
-                planned,
-                ended_row(self.plan.name, cell, "stopped", refusal, attempts_of(self.store, cell, planned.price)),
-            )
+            self._write(planned, self._unbegun(planned, "stopped", refusal))
             return
-        prepared = self._prepared(cell)
+        try:
+            prepared = self._splits.of(cell)
+        except NotReachable as error:
+            self._write(planned, self._unbegun(planned, "stopped", _reason(error)))
+            return
+        except UserError as error:
+            if self._same_data:  # nothing could run
+                raise
+            self._write(planned, self._unbegun(planned, "failed", _reason(error)))
+            return
         running = self.watch.begin(planned)
         named = replace(cell.config, name=f"{self.plan.name}-{cell.name.rpartition('-')[2]}")
         row: dict[str, Any] = {}
@@ -162,10 +167,15 @@ class Runner:
             row = ended_row(self.plan.name, cell, "failed", _reason(error), attempts, running.jobdir)
         finally:
             self.watch.end(running, Cost(self._ended(running, "" if row else INTERRUPTED)).usd or 0.0)
-        self._write(planned, {**row, "data_fingerprint": prepared.fingerprint})
+        self._write(planned, {**row, DATA: prepared.fingerprint, MODEL: model_print(cell.config)})
         if row["status"] == "done" and not self.plan.config.benchmark.keep_models:
             for weights in (home() / row["job"]).glob("outputs/model/*.safetensors"):
                 weights.unlink()
+
+    def _unbegun(self, planned: Planned, status: str, reason: str) -> dict[str, Any]:
+        """Return the row of a cell that could not begin this time."""
+        attempts = attempts_of(self.store, planned.cell, planned.price)
+        return ended_row(self.plan.name, planned.cell, status, reason, attempts)
 
     def _ended(self, running: Running, how: str) -> list[Attempt]:
         """Note how a start ended ("" where that is noted), with what its launcher paid; return all starts so far."""
@@ -190,20 +200,6 @@ class Runner:
         cell = planned.cell
         log.info("cell %d of %d (%s, seed %d): %s", done, len(self.plan.todo), cell.label, cell.seed, ", ".join(facts))
 
-    def _prepared(self, cell: Cell) -> data.Prepared:
-        """Return the splits of a cell, cut by the design's seed: all cells are scored on the same rows."""
-        model = to_dict(cell.config.model)
-        tokens = {key: model[key] for key in ("name", "revision", "tokenizer", "_target_", "args")}
-        key = json.dumps([to_dict(cell.config.data), tokens, cell.config.eval.sets], sort_keys=True)
-        with self._lock:
-            if key not in self._data:
-                seed = self.plan.config.seed
-                self._data[key] = data.prepare(cell.config.data, cell.config.model, seed, cell.config.eval.sets)
-                if len(self._data) > 2 + self.plan.config.benchmark.parallel:
-                    self._data.popitem(last=False)
-            self._data.move_to_end(key)
-            return self._data[key]
-
 
 def _begun(running: Running, job: JobDir) -> None:
     running.job = job.root
@@ -215,21 +211,3 @@ def _reason(error: Exception) -> str:
     """Return why a cell failed, in one line."""
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
-
-
-def _forget_stale(plan: Plan, store: ResultsStore) -> None:
-    """Take back the rows of cells whose data have changed since; those that cannot be looked at stay."""
-    prints: dict[str, str | None] = {}
-    for planned in plan.cells:
-        row, config = planned.row, planned.cell.config
-        if row is None or row.get("status") not in FINISHED or not row.get("data_fingerprint"):
-            continue
-        key = json.dumps([to_dict(config.data), config.eval.sets], sort_keys=True)
-        if key not in prints:
-            try:
-                prints[key] = data.fingerprint(config.data, config.eval.sets)
-            except NotReachable:
-                prints[key] = None
-        if prints[key] is not None and prints[key] != row["data_fingerprint"]:
-            log.warning("the data of cell %s have changed since it ran: it runs again", planned.cell.name)
-            store.forget(planned.cell.name)

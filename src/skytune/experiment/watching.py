@@ -12,7 +12,7 @@ from ..config import ComputeConfig
 from ..job import JobDir
 from ..launch import Launcher
 from ..training.preemption import FLAG_FILE
-from .plan import Planned
+from .plan import LEAST_S, Planned
 from .store import ResultsStore
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Watch:
         guesses = (
             planned.usd(planned.forecast.seconds),
             self.dearest.get(str(planned.cell.machine)),
-            planned.usd(60.0),
+            planned.usd(LEAST_S),
         )
         expected = next((guess for guess in guesses if guess), 0.0)
         if used + expected <= self.max_usd:

@@ -63,7 +63,7 @@ def train(
     if source.revision:
         config = replace(config, model=replace(config.model, revision=source.revision))
     splits = {"train": train_split, **evaluation}
-    prints = {"data": _data_hash(splits), "weights": source.fingerprint}
+    prints = {"data": data_hash(splits), "weights": source.fingerprint}
     key = run_key(config, prints)
     _say_what_changed(key, config, prints)
     weights = Path(source.path) if source.path else None
@@ -83,7 +83,7 @@ def predict(
         UserError: no model there, or anything a worker names.
     """
     folder = Path(models.saved_model(checkpoint).folder)
-    prints = {"data": _data_hash(evaluation), "weights": checkpoint_hash(folder)}
+    prints = {"data": data_hash(evaluation), "weights": checkpoint_hash(folder)}
     named = replace(hide(config), name=config.name or f"evaluate-{folder.name}")
     return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher)
 
@@ -177,7 +177,8 @@ def class_names(split: "datasets.Dataset") -> list[str]:
     return list(names)
 
 
-def _data_hash(splits: Mapping[str, "datasets.Dataset"]) -> str:
+def data_hash(splits: Mapping[str, "datasets.Dataset"]) -> str:
+    """Return the fingerprint of tokenized splits by name, as `job.json` has it under `fingerprints.data`."""
     import hashlib
 
     digest = hashlib.sha256()
