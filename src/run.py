@@ -81,7 +81,7 @@ class Told:
 
     def code(self) -> int:
         """Say so; return the exit code."""
-        print(f"preempted: {self.by} came while nothing was trained; the same command goes on", file=sys.stderr)
+        print(f"preempted: {self.by}; what had been saved is kept, and the same command goes on", file=sys.stderr)
         return EXIT_PREEMPTED
 
     def _signalled(self, number: int, _: object) -> None:
@@ -202,12 +202,12 @@ def _run(config: RunConfig) -> int:
         gc.enable()
         return join(nodes.address, nodes.port, rank=nodes.rank, timeout=config.launch.nodes_timeout_seconds)
     if config.pipeline is Pipeline.benchmark:
-        from skytune.experiment import make_plan
+        from skytune.experiment import make_plan, plan_text
 
         design = config.benchmark
         plan = make_plan(config)
         if design.dry_run:
-            print(plan.text())
+            print(plan_text(plan))
         if not (design.report_only or design.adopt):
             plan.check()  # before ZenML is opened, and before anything runs
         if design.dry_run:
@@ -227,6 +227,8 @@ def _run(config: RunConfig) -> int:
     finally:
         dismiss(nodes)
     print(finished.summary)
+    if finished.nothing_done:
+        raise UserError(finished.nothing_done)
     if finished.save_failed:
         print(f"warning: trained, but not everything could be saved: {finished.save_failed}", file=sys.stderr)
         return EXIT_NOT_SAVED

@@ -78,3 +78,12 @@ def test_bad_designs_end_in_one_line_before_anything_runs(bench: Any, kind: str)
     assert done.code == 1 and done.out == ""
     assert done.err.startswith("error: ") and message in done.err and len(done.err.strip().splitlines()) == 1
     assert not (bench.folder.parent / "bad").exists()
+
+
+def test_where_no_cell_is_done_the_exit_code_says_so(bench: Any) -> None:
+    words = [word for word in bench.words if not word.startswith(("benchmark.factors", "benchmark.name"))]
+    done = bench.run(*words, "model.name=/nowhere", "benchmark.factors={model: [/nowhere, /nowhere/else]}",
+                     "benchmark.name=none")  # fmt: skip
+    assert done.code == 1 and " failed " in done.out, "the table is shown all the same"
+    last = done.err.strip().splitlines()[-1]
+    assert last.startswith("error: none of 2 cells is done; the first: ") and "/nowhere" in last

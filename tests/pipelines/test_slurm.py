@@ -104,7 +104,7 @@ def test_the_job_comes_back_until_it_is_done(cluster: Cluster) -> None:
 
     code, said = cluster.run(1, preempted)  # with its first words: long before a worker runs
     assert code == 75, said
-    assert "preempted: SIGTERM came while nothing was trained; the same command goes on" in said
+    assert "preempted: SIGTERM; what had been saved is kept, and the same command goes on" in said
     assert len(cluster.requeued()) == 1, "Slurm does that itself, unless the job was cancelled"
 
     code, said = cluster.run(2)

@@ -48,6 +48,9 @@ class Finished:
     save_failed: str
     """Why the last checkpoint, or that of the best weights, could not be saved; empty where they were."""
 
+    nothing_done: str = ""
+    """Why nothing came out, where nothing did."""
+
 
 def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     """Run the configured pipeline on the active stack; return what came out.
@@ -71,7 +74,10 @@ def tell_results(config: RunConfig, run: Any) -> Finished:
     """Return what is to be said of a finished experiment."""
     from ..experiment import summary as results_summary
 
-    return Finished(results_summary(config, run.steps["run_experiment"].outputs["results"][0].load()), "")
+    table = run.steps["run_experiment"].outputs["results"][0].load()
+    done = bool((table["status"] == "done").any())
+    why = "" if done else f"none of {len(table)} cells is done; the first: {table['reason'].iloc[0]}"
+    return Finished(results_summary(config, table), "", why)
 
 
 def _say_where(client: "Client", config: RunConfig) -> None:
