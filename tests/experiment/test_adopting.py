@@ -8,7 +8,7 @@ import pytest
 
 from skytune.config import RunConfig, UserError, from_dict, to_dict
 from skytune.data import prepare
-from skytune.experiment import ResultsStore, cells_of, run_experiment
+from skytune.experiment import ResultsStore, cells_of, make_plan, run_experiment
 from skytune.experiment.results import results
 from skytune.launch import train
 
@@ -110,7 +110,9 @@ def test_a_job_of_another_device_is_refused(design: Design, recorded: Any) -> No
 
     with pytest.raises(UserError, match=r"it ran on cuda Tesla T4, the cell's g5\.xlarge has A10G"):
         adopted("Tesla T4")
-    assert adopted("NVIDIA A10G")["accelerator"].tolist() == ["A10G"]
+    row = adopted("NVIDIA A10G").iloc[0]
+    assert row["accelerator"] == "A10G" and row["usd_total"] == pytest.approx(row["total_s"] / 3600, rel=1e-4)
+    assert make_plan(design(**keys)).spent == 0.0, "somebody else's money"
 
 
 def test_what_the_benchmark_measured_itself_stays(design: Design, by_hand: Path, recorded: Any, prices: Any) -> None:
