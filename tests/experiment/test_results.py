@@ -28,6 +28,14 @@ def test_the_table_is_there_whatever_happens_to_the_page(
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [README, CSV, PARQUET]
 
 
+def test_names_with_dollars_make_a_table_and_a_page(design: Callable[..., RunConfig]) -> None:
+    config = design(factors={"model": ["$a_$", "b"]})
+    rows = [{**ROW, "cell": name, "factor_model": name, "total_s": 2.0 + i, "accuracy": 0.5 + i / 10}
+            for i, name in enumerate(("$a_$", "b"))]  # fmt: skip
+    page = draw(config, frame(rows))
+    assert "$a_$" in page and (ResultsStore("test").path / PAGE).read_text() == page
+
+
 @pytest.mark.parametrize("name", [CSV, README, PAGE])
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

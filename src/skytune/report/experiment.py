@@ -8,9 +8,10 @@ import jinja2
 import yaml
 
 from . import figures, text
-from .cost import dollars
-from .findings import FACTOR, Group, groups, sentences, varying
+from .cost import dollars, spent, spent_in_all
+from .findings import sentences
 from .fit import LEVEL, TERMS, Fit, Row, comparable, fits, matching
+from .groups import FACTOR, Group, groups, number_in, same_level, varying
 
 MOST_SENTENCES = 8
 """More are folded away."""
@@ -55,7 +56,7 @@ def build_experiment_page(
         table=[_line(group, factors) for group in found],
         priced=any(group.values["usd_total"] for group in found),
         seeds=len(design.get("seeds") or [1]),
-        ended=[row for row in rows if row.get("status") != "done"],
+        ended=[{**row, "usd_total": spent(row)} for row in rows if row.get("status") != "done"],
         adopted=[row for row in rows if row.get("origin") == "adopted"],
         models=[_model(fit) for fit in models.values()],
         predictions=_predictions(models, rows, planned, factors),
@@ -85,13 +86,12 @@ def _cards(rows: Sequence[Row], found: Sequence[Group], cells: int) -> list[dict
     ]
     cards = [{"name": "cells done", "value": f"{len(done)} of {cells}",
               "note": ", ".join(part for part in others if part) or "none failed"}]  # fmt: skip
-    usd = [row["usd_total"] for row in rows if row.get("usd_total") is not None]
-    unknown = sum(row.get("usd_total") is None for row in rows)
-    if usd:
-        note = f"{unknown} cells without a known price not counted" if unknown else "all attempts counted"
-        cards.append({"name": "spent", "value": dollars(sum(usd)), "note": note})
-    else:
+    usd, unknown = spent_in_all(rows)
+    if usd is None:
         cards.append({"name": "spent", "value": text.MISSING, "note": "no price known"})
+    else:
+        note = f"{text.counted(unknown, 'cell')} without a known price not counted"
+        cards.append({"name": "spent", "value": dollars(usd), "note": note if unknown else "all attempts counted"})
     seconds = sum(row["total_s"] for row in rows if row.get("total_s"))
     cards.append({"name": "paid time", "value": text.duration(seconds), "note": "of all cells, one after the other"})
     best = max((group for group in found if group.mean("accuracy") is not None),
@@ -145,7 +145,7 @@ def _mean(same: Sequence[Row]) -> float:
 def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:
     width = group.half_width("accuracy")
     return {
-        "levels": [group.levels.get(name) for name in factors],
+        "levels": [_asked(group, name) for name in factors],
         "devices": group.row.get("devices"),
         "batch": group.row.get("global_batch"),
         "total": group.mean("total_s"),
@@ -157,6 +157,15 @@ def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:
         "usd": group.mean("usd_total"),
         "usd_1000": group.mean("usd_per_1000_samples"),
     }
+
+
+def _asked(group: Group, name: str) -> Any:
+    """Return a level as the design writes it, with the rows that trained where those are others."""
+    asked = group.row.get(f"{FACTOR}{name}")
+    trained = group.levels.get(name)
+    if name != "rows" or not text.is_number(trained) or number_in(asked) == trained:
+        return asked
+    return f"{asked:,} ({trained:,} trained)" if text.is_number(asked) else f"{asked} ({trained:,} trained)"
 
 
 def _model(fit: Fit) -> dict[str, Any]:
@@ -172,14 +181,23 @@ def _model(fit: Fit) -> dict[str, Any]:
 def _predictions(
     models: Mapping[tuple[str, ...], Fit], rows: Sequence[Row], planned: Sequence[Row], factors: Sequence[str]
 ) -> list[dict[str, Any]]:
-    done = {tuple(row.get(f"{FACTOR}{name}") for name in factors) for row in rows if row.get("status") == "done"}
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    done = {_levels(row, factors) for row in rows if row.get("status") == "done"}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in planned:
-        levels = tuple(row.get(f"{FACTOR}{name}") for name in factors)
+        levels = _levels(row, factors)
         if levels in done or levels in found or not (row.get("samples") and row.get("steps")):
             continue
         fit = matching(models, row)
         if fit is not None:
             guess = fit.predict(row)
-            found[levels] = {"levels": levels, "seconds": guess.seconds, "low": guess.low, "high": guess.high}
+            found[levels] = {
+                "levels": [row.get(f"{FACTOR}{name}") for name in factors],
+                "seconds": guess.seconds,
+                "low": guess.low,
+                "high": guess.high,
+            }
     return list(found.values())
+
+
+def _levels(row: Row, factors: Sequence[str]) -> tuple[str, ...]:
+    return tuple(same_level(row.get(f"{FACTOR}{name}")) for name in factors)
