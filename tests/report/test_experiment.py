@@ -96,6 +96,32 @@ def test_what_never_started_cost_nothing_and_is_no_unknown_price() -> None:
     assert "no price known" in page(rows=some) and "without a known price" not in page(rows=some)
 
 
+def test_it_says_over_how_many_seeds() -> None:
+    some = [row for row in rows() if row["seed"] == 1 or row["factor_compute"] == "g5.xlarge"]
+    best = max(some, key=lambda row: row["seed"] == 1 and row["factor_compute"] == "g5.48xlarge")
+    best["accuracy"] = 0.97
+    html = page(rows=some)
+    assert "20 cells · 1 to 3 seeds" in html and "; one seed</p>" in html
+    assert '<td class="n">0.894 ± 0.005</td><td class="n">3</td>' in html
+    assert '<td class="n">0.970</td><td class="n">1</td>' in html
+    assert "Without an interval: one seed." in html and "Means over 3 seeds" not in html
+    best["accuracy"] = 0.5
+    assert "; mean of 3 seeds</p>" in page(rows=some)
+    alone = page(rows=[row for row in some if row["seed"] == 1])
+    assert "One seed each" in alone and "Means over the seeds" not in alone and ">seeds<" not in alone
+
+
+def test_a_fit_that_is_far_off_predicts_nothing() -> None:
+    some = numbered([100, 200, 400, 800], [100, 200, 400, 800])
+    planned = [{**some[0], "factor_rows": 1600, "samples": 1600, "steps": 160}]
+    html = page(rows=some, planned=planned)
+    assert "90 % interval" in html and "not predicted" not in html
+    for row, seconds in zip(some, (100.0, 50.0, 20.0, 5.0), strict=True):
+        row["total_s"] = seconds
+    html = page(rows=some, planned=planned)
+    assert "not predicted: the fit is off by more than 2 times" in html and "0.0 ms to" not in html
+
+
 def numbered(levels: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Rows as the table holds them, one a size of the data."""
     made = [{**rows()[0], "cell": f"{level}", "seed": 1, "factor_rows": level, "train_rows": size, "samples": size,

@@ -1,5 +1,6 @@
 """The page of an experiment: one HTML file that needs nothing but itself, from the table of results."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import yaml
 from . import figures, text
 from .cost import dollars, spent, spent_in_all
 from .findings import sentences
-from .fit import LEVEL, TERMS, Fit, Row, comparable, fits, matching
+from .fit import LEVEL, MOST, TERMS, Fit, Row, comparable, fits, nearest
 from .groups import FACTOR, Group, groups, number_in, same_level, varying
 
 MOST_SENTENCES = 8
 """More are folded away."""
+
+MEANS = "Means over the seeds; bars are 95 % intervals."
+ONE = "One seed each: noise unknown."
 
 HELD = {
     "global_batch": "the global batch is the same in all cells: the same optimization, spread over more devices",
@@ -46,7 +50,7 @@ def build_experiment_page(
     return environment.get_template("experiment.html.jinja").render(
         title=name,
         note=note,
-        subtitle=_subtitle(rows, design),
+        subtitle=_subtitle(rows, found, design),
         cards=_cards(rows, varying(found), max(len(rows), len(planned))),
         told=sentences(found),
         most=MOST_SENTENCES,
@@ -55,22 +59,24 @@ def build_experiment_page(
         batches="batch" not in factors or str(design.get("held")) == "per_device_batch",
         table=[_line(group, factors) for group in found],
         priced=any(group.values["usd_total"] for group in found),
-        seeds=len(design.get("seeds") or [1]),
+        seeds=max((group.count for group in found), default=1),
         ended=[{**row, "usd_total": spent(row)} for row in rows if row.get("status") != "done"],
         adopted=[row for row in rows if row.get("origin") == "adopted"],
         models=[_model(fit) for fit in models.values()],
         predictions=_predictions(models, rows, planned, factors),
         level=LEVEL,
+        off=MOST,
         held=HELD.get(str(design.get("held")), ""),
         design=yaml.safe_dump(dict(design), sort_keys=False, allow_unicode=True, width=100),
         jobs=[row for row in rows if row.get("job")],
     )
 
 
-def _subtitle(rows: Sequence[Row], design: Mapping[str, Any]) -> str:
+def _subtitle(rows: Sequence[Row], found: Sequence[Group], design: Mapping[str, Any]) -> str:
     models = list(dict.fromkeys(str(row.get("model")) for row in rows if row.get("model")))
-    seeds = len(design.get("seeds") or [])
-    parts = [f"{len(rows)} cells", f"{seeds} seed{'' if seeds == 1 else 's'}", ", ".join(models[:3])]
+    few, many = (some((group.count for group in found), default=len(design.get("seeds") or [])) for some in (min, max))
+    seeds = text.counted(many, "seed") if few == many else f"{few} to {many} seeds"
+    parts = [text.counted(len(rows), "cell"), seeds, ", ".join(models[:3])]
     return " · ".join(part for part in parts if part)
 
 
@@ -97,37 +103,40 @@ def _cards(rows: Sequence[Row], found: Sequence[Group], cells: int) -> list[dict
     best = max((group for group in found if group.mean("accuracy") is not None),
                key=lambda group: group.mean("accuracy") or 0.0, default=None)  # fmt: skip
     if best is not None:
-        cards.append({"name": "best accuracy", "value": text.number(best.mean("accuracy")), "note": best.label})
+        count = len(best.values["accuracy"])
+        over = "one seed" if count == 1 else f"mean of {count} seeds"
+        cards.append({"name": "best accuracy", "value": text.number(best.mean("accuracy")),
+                      "note": f"{best.label}; {over}"})  # fmt: skip
     return cards
 
 
 def _charts(found: Sequence[Group], models: Mapping[Any, Fit], rows: Sequence[Row]) -> list[dict[str, Any]]:
     priced = any(group.values["usd_total"] for group in found)
     column = "usd_total" if priced else "total_s"
+    counts = {len(group.values["accuracy"]) for group in found if group.values["accuracy"]}
+    means = MEANS if max(counts, default=1) > 1 else ONE
+    means += " Without an interval: one seed." if len(counts) > 1 and min(counts) == 1 else ""
+    off = any(abs(math.log(ratio)) > math.log(figures.OFF) for fit in models.values() for ratio in fit.left_out)
+    far = f" What is off by more than {figures.OFF:g} times is drawn as if by {figures.OFF:g}."
     measured = [[_mean(same) for same in _alike(rows, group)] for group in models]
     drawn = [
         ("Time against cost", figures.time_against_cost(found), "Lines join what no other cell beats in both."),
         (
             f"Accuracy against {'cost' if priced else 'time'}",
             figures.quality_against(found, column),
-            "Means over the seeds; bars are 95 % intervals."
-            + ("" if priced else " No price is known: time, not cost."),
+            means + ("" if priced else " No price is known: time, not cost."),
         ),
         ("Speed-up", figures.speedup(found), "Training steps alone; per cents are shares of the ideal."),
         (
             "Accuracy over global batch",
             figures.quality_over(found, "global_batch", "global batch"),
-            "Means and 95 % intervals over the seeds; points that share a batch stand side by side.",
+            f"{means} Points that share a batch stand side by side.",
         ),
-        (
-            "Accuracy over rows",
-            figures.quality_over(found, "rows", "rows of the train split"),
-            "Means and 95 % intervals over the seeds.",
-        ),
+        ("Accuracy over rows", figures.quality_over(found, "rows", "rows of the train split"), means),
         (
             "Prediction",
             figures.predicted(list(models.values()), measured),
-            "Each cell predicted by a fit to the others.",
+            f"Each cell predicted by a fit to the others.{far if off else ''}",
         ),
     ]
     return [{"heading": heading, "svg": svg, "note": note} for heading, svg, note in drawn if svg is not None]
@@ -154,6 +163,7 @@ def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:
         "mfu": group.mean("mfu"),
         "accuracy": group.mean("accuracy"),
         "width": width,
+        "seeds": group.count,
         "usd": group.mean("usd_total"),
         "usd_1000": group.mean("usd_per_1000_samples"),
     }
@@ -187,15 +197,10 @@ def _predictions(
         levels = _levels(row, factors)
         if levels in done or levels in found or not (row.get("samples") and row.get("steps")):
             continue
-        fit = matching(models, row)
+        fit = nearest(models, row)
         if fit is not None:
-            guess = fit.predict(row)
-            found[levels] = {
-                "levels": [row.get(f"{FACTOR}{name}") for name in factors],
-                "seconds": guess.seconds,
-                "low": guess.low,
-                "high": guess.high,
-            }
+            shown = [row.get(f"{FACTOR}{name}") for name in factors]
+            found[levels] = {"levels": shown, "guess": fit.predict(row) if fit.usable else None}
     return list(found.values())
 
 
