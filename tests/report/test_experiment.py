@@ -119,7 +119,7 @@ def test_a_fit_that_is_far_off_predicts_nothing() -> None:
     for row, seconds in zip(some, (100.0, 50.0, 20.0, 5.0), strict=True):
         row["total_s"] = seconds
     html = page(rows=some, planned=planned)
-    assert "not predicted: the fit is off by more than 2 times" in html and "0.0 ms to" not in html
+    assert "not predicted: the fit is off by more than a factor of 2" in html and "0.0 ms to" not in html
 
 
 def numbered(levels: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:

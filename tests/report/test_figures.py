@@ -137,3 +137,11 @@ def test_what_a_figure_has_no_room_for_is_counted() -> None:
     rows = [cell(factor_model=f"m{i}", factor_rows=n, accuracy=0.8 + n / 1e4) for i in range(11) for n in (100, 200)]
     svg = figures.quality_over(groups(rows), "rows", "rows")
     assert svg is not None and svg.count("<i ") == figures.MOST_LINES and "and 3 more, in the table" in svg
+
+
+def test_many_lines_of_one_kind_leave_room_for_another(sketches: list[Any]) -> None:
+    rows = [cell(factor_rows=n, factor_compute=f"{kind} x {d}", accelerator=kind, devices=d, samples_per_s=9.0 * d)
+            for kind in ("A10G", "A100") for n in range(100, 120) for d in (1, 2)]  # fmt: skip
+    svg = figures.speedup(groups(rows))
+    kinds = [entry.label.split(",")[0] for entry in sketches[0].legend if entry.marker]
+    assert kinds == ["A10G", "A100"] * 4 and "and 32 more, in the table" in svg

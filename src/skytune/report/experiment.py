@@ -10,7 +10,7 @@ import yaml
 
 from . import figures, text
 from .cost import dollars, spent, spent_in_all
-from .findings import sentences
+from .findings import scalings, sentences
 from .fit import LEVEL, MOST, TERMS, Fit, Row, comparable, fits, nearest
 from .groups import FACTOR, Group, groups, number_in, same_level, varying
 
@@ -118,6 +118,7 @@ def _charts(found: Sequence[Group], models: Mapping[Any, Fit], rows: Sequence[Ro
     means += " Without an interval: one seed." if len(counts) > 1 and min(counts) == 1 else ""
     off = any(abs(math.log(ratio)) > math.log(figures.OFF) for fit in models.values() for ratio in fit.left_out)
     far = f" What is off by more than {figures.OFF:g} times is drawn as if by {figures.OFF:g}."
+    shares = "; per cents are shares of the ideal" if len(scalings(found)) <= figures.MOST_SHARES else ""
     measured = [[_mean(same) for same in _alike(rows, group)] for group in models]
     drawn = [
         ("Time against cost", figures.time_against_cost(found), "Lines join what no other cell beats in both."),
@@ -126,7 +127,7 @@ def _charts(found: Sequence[Group], models: Mapping[Any, Fit], rows: Sequence[Ro
             figures.quality_against(found, column),
             means + ("" if priced else " No price is known: time, not cost."),
         ),
-        ("Speed-up", figures.speedup(found), "Training steps alone; per cents are shares of the ideal."),
+        ("Speed-up", figures.speedup(found), f"Training steps alone{shares}."),
         (
             "Accuracy over global batch",
             figures.quality_over(found, "global_batch", "global batch"),

@@ -5,14 +5,14 @@ Names of cells stand in the legend below a figure, never inside it: where severa
 them apart, and numbers name the lines.
 """
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from markupsafe import Markup
 
 from . import text
-from .findings import pareto, scalings
+from .findings import Scaling, pareto, scalings
 from .fit import GROUP, Fit
 from .groups import DEVICES, Group, number_in, said
 from .inlined import drawn
@@ -22,15 +22,13 @@ MOST_NUMBERS = 9
 """Of notes with a number in a figure."""
 
 MOST_LINES = 8
-"""Of a figure; those with the most points."""
+"""Of a figure."""
 
 OFF = 10.0
 """Predictions that are off by more than this factor are drawn as if by it, so that the others can be told apart."""
 
 MOST_SHARES = 4
 """With more lines than these, shares of the ideal would stand on each other."""
-
-Line = TypeVar("Line")
 
 AXES = {"usd_total": "cost in USD", "total_s": "paid time in seconds"}
 
@@ -81,7 +79,7 @@ def quality_against(found: Sequence[Group], column: str) -> Markup | None:
 def speedup(found: Sequence[Group]) -> Markup | None:
     """Return speed-up over the number of devices; each line starts at its own fewest, and so does its ideal."""
     everything = scalings(found)
-    series = _longest(everything, lambda line: line.devices)
+    series = _of_every_kind(everything)[:MOST_LINES]
     if not series:
         return None
 
@@ -124,7 +122,7 @@ def quality_over(found: Sequence[Group], factor: str, label: str) -> Markup | No
     def draw(sketch: Sketch) -> None:
         names = ("batch", *DEVICES) if factor == "global_batch" else (factor,)
         everything = [(name, _one_each(members, factor)) for name, members in _series(known, names).items()]
-        lines = _longest(everything, lambda line: line[1])
+        lines = sorted(everything, key=lambda line: -len(line[1]))[:MOST_LINES]
         sketch.more = len(everything) - len(lines)
         # Side by side, so that the intervals can be told apart, and nearer to their own level than to the next.
         apart = min(1.025, min(b / a for a, b in pairwise(levels)) ** (0.5 / len(lines)))
@@ -184,9 +182,10 @@ def _one_each(found: Sequence[Group], factor: str) -> list[Group]:
     return [best[level] for level in sorted(best)]
 
 
-def _longest(lines: Sequence[Line], points: Callable[[Line], Sized]) -> list[Line]:
-    """Return the lines that a figure has room for."""
-    return sorted(lines, key=lambda line: -len(points(line)))[:MOST_LINES]
+def _of_every_kind(series: Sequence[Scaling]) -> list[Scaling]:
+    """Return the first line of each kind of device, then the second of each, and so on."""
+    kinds = [line.groups[0].row.get("accelerator") for line in series]
+    return [series[i] for i in sorted(range(len(series)), key=lambda i: kinds[:i].count(kinds[i]))]
 
 
 def _series(found: Sequence[Group], without: Sequence[str]) -> dict[str, list[Group]]:

@@ -105,6 +105,7 @@ class Sketch:
     def place_notes(self) -> None:
         """Write the notes, once it is known where everything lies. What finds no room is left out."""
         on_screen = self.axes.transData.transform
+        self._notes.sort(key=lambda note: -note[0][1])  # from above, so that notes stand in the order of their points
         made = [
             self.axes.annotate(what, point, xytext=(0, 0), textcoords="offset points", fontsize=10, color=color)
             for point, what, color in self._notes
