@@ -71,6 +71,7 @@ def test_what_never_started_cost_nothing(design: Callable[..., RunConfig]) -> No
     assert "n/a (no price known)" not in text and "cost   $0.25" in text and "without a known price" not in text
     assert in_numbers(table)["usd"] == 0.25
     assert "usd" not in in_numbers(frame([ROW, stopped])), "what the first one cost is unknown"
+    assert in_numbers(frame([stopped]))["usd"] == 0 and "usd" not in in_numbers(frame([]))
     text = summary(design(factors={"rows": [48]}), frame([ROW, stopped]))
     assert "cost   n/a (no price known)" in text
     text = summary(design(factors={"rows": [48]}), frame([ROW, {**ROW, "usd_total": 0.25}, stopped]))

@@ -20,6 +20,8 @@ def test_rows_are_those_that_trained_not_those_that_were_asked_for() -> None:
     assert [group.count for group in found] == [1, 1, 1, 2]
     (told,) = sentences(found)
     assert told.startswith("480 rows instead of 48 gains 4.3 points") and "100,000" not in told
+    fewer = groups([cell(48, 48), cell(600, 480, accuracy=0.9), *[cell(9_000, 480, seed=seed) for seed in (1, 2)]])
+    assert sentences(fewer)[0].startswith("480 rows instead of 48 gains 4.3 points"), "the one with the most seeds"
 
 
 def test_a_level_that_is_text_among_numbers_is_ordered_with_them() -> None:

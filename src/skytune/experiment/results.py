@@ -68,7 +68,7 @@ def in_numbers(table: "pd.DataFrame") -> dict[str, float]:
     found: dict[str, float] = {"cells": len(table)}
     found |= {status: int((table["status"] == status).sum()) for status in ("done", "failed", "stopped")}
     usd, _ = spent_in_all(records(table))
-    return found if usd is None or not len(table) else {**found, "usd": round(usd, 6)}
+    return found if usd is None else {**found, "usd": round(usd, 6)}
 
 
 def write_page(page: str, path: Path) -> None:

@@ -148,7 +148,7 @@ def spent_in_all(rows: Iterable[Mapping[str, Any]]) -> tuple[float | None, int]:
     """Return what cells cost together, None where no price is known, and of how many the price is unknown."""
     parts = [(spent(row), row.get("usd_total")) for row in rows]
     unknown = sum(usd is None for usd, _ in parts)
-    if unknown and not any(usd for usd, _ in parts):
+    if not parts or (unknown and not any(usd for usd, _ in parts)):
         return None, unknown
     return sum(usd for usd, _ in parts if usd is not None), unknown
 
