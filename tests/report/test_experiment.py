@@ -145,6 +145,8 @@ def test_rows_are_those_that_trained() -> None:
     html = page(rows=numbered([48, 96, 200, 100_000], [48, 96, 200, 480]), design={})
     assert "480 rows instead of 48 gains" in html and "100,000 rows instead" not in html
     assert "<td>100,000 (480 trained)</td>" in html and "<td>48</td>" in html
+    mixed = page(rows=numbered([48, 100_000, "all"], [48, 480, 480]), design={})
+    assert all(f"<td>{said}</td>" in mixed for said in ("48", "100,000 (480 trained)", "all (480 trained)"))
     (figure,) = re.findall(r"<h3>Accuracy over rows</h3>.*?</figure>", html, flags=re.S)
     assert ">480<" in figure and "100,000" not in figure
 

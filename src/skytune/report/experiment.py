@@ -173,10 +173,11 @@ def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:
 def _asked(group: Group, name: str) -> Any:
     """Return a level as the design writes it, with the rows that trained where those are others."""
     asked = group.row.get(f"{FACTOR}{name}")
-    trained = group.levels.get(name)
-    if name != "rows" or not text.is_number(trained) or number_in(asked) == trained:
+    if name != "rows":
         return asked
-    return f"{asked:,} ({trained:,} trained)" if text.is_number(asked) else f"{asked} ({trained:,} trained)"
+    number, trained = number_in(asked), group.levels[name]
+    shown = asked if number is None else f"{number:,}"
+    return shown if number == trained or not text.is_number(trained) else f"{shown} ({trained:,} trained)"
 
 
 def _model(fit: Fit) -> dict[str, Any]:
