@@ -2,11 +2,13 @@
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skytune.experiment.table import frame, records
 from skytune.report.experiment import build_experiment_page
 
 spec = importlib.util.spec_from_file_location("page_in_a_browser", Path(__file__).with_name("test_page.py"))
@@ -80,6 +82,73 @@ def test_failed_stopped_and_adopted_cells_are_told() -> None:
     assert "34 of 36" in html and "1 failed, 1 stopped early" in html
     assert "no capacity in &lt;us-east-1a&gt;" in html and "budget: 5 USD are used" in html
     assert "Run by hand and taken in" in html
+
+
+def test_what_never_started_cost_nothing_and_is_no_unknown_price() -> None:
+    some = rows()
+    some[0] |= {"status": "stopped", "reason": "budget", "attempts": 0, "usd_total": None, "total_s": None}
+    html = page(rows=some)
+    assert "all attempts counted" in html and "without a known price" not in html
+    assert re.search(r"<td>budget</td><td class=\"n\">\$0\.00</td>", html)
+    some[1] |= {"attempts": 1, "usd_total": None}
+    assert "1 cell without a known price not counted" in page(rows=some)
+    some = [{**some[0]}, *rows(priced=False)[1:]]
+    assert "no price known" in page(rows=some) and "without a known price" not in page(rows=some)
+
+
+def test_it_says_over_how_many_seeds() -> None:
+    some = [row for row in rows() if row["seed"] == 1 or row["factor_compute"] == "g5.xlarge"]
+    best = max(some, key=lambda row: row["seed"] == 1 and row["factor_compute"] == "g5.48xlarge")
+    best["accuracy"] = 0.97
+    html = page(rows=some)
+    assert "20 cells · 1 to 3 seeds" in html and "; one seed</p>" in html
+    assert '<td class="n">0.894 ± 0.005</td><td class="n">3</td>' in html
+    assert '<td class="n">0.970</td><td class="n">1</td>' in html
+    assert "Without an interval: one seed." in html and "Means over 3 seeds" not in html
+    best["accuracy"] = 0.5
+    assert "; mean of 3 seeds</p>" in page(rows=some)
+    alone = page(rows=[row for row in some if row["seed"] == 1])
+    assert "One seed each" in alone and "Means over the seeds" not in alone and ">seeds<" not in alone
+
+
+def test_a_fit_that_is_far_off_predicts_nothing() -> None:
+    some = numbered([100, 200, 400, 800], [100, 200, 400, 800])
+    planned = [{**some[0], "factor_rows": 1600, "samples": 1600, "steps": 160}]
+    html = page(rows=some, planned=planned)
+    assert "90 % interval" in html and "not predicted" not in html
+    for row, seconds in zip(some, (100.0, 50.0, 20.0, 5.0), strict=True):
+        row["total_s"] = seconds
+    html = page(rows=some, planned=planned)
+    assert "not predicted: the fit is off by more than a factor of 2" in html and "0.0 ms to" not in html
+
+
+def numbered(levels: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows as the table holds them, one a size of the data."""
+    made = [{**rows()[0], "cell": f"{level}", "seed": 1, "factor_rows": level, "train_rows": size, "samples": size,
+             "steps": size // 10, "total_s": 10 + size / 50, "accuracy": 0.5 + size / 10_000}
+            for level, size in zip(levels, sizes, strict=True)]  # fmt: skip
+    return records(frame(made))
+
+
+def test_one_level_in_words_takes_nothing_from_the_numbers() -> None:
+    some = numbered([100, 200, 400, 800, "all"], [100, 200, 400, 800, 1000])
+    planned = [{**some[0], "factor_rows": level, "samples": level, "steps": level // 10} for level in (100, 200, 800)]
+    html = page(rows=some, planned=planned)
+    assert "Cells that did not run" not in html
+    assert "Accuracy over rows" in html and "1,000 rows instead of 100 gains 9.0 points" in html
+    assert "<td>all (1,000 trained)</td>" in html
+    html = page(rows=some, planned=[*planned, {**planned[0], "factor_rows": 600, "samples": 600, "steps": 60}])
+    assert "Cells that did not run" in html and html.count("<td>600</td>") == 1 and html.count("<td>100</td>") == 1
+
+
+def test_rows_are_those_that_trained() -> None:
+    html = page(rows=numbered([48, 96, 200, 100_000], [48, 96, 200, 480]), design={})
+    assert "480 rows instead of 48 gains" in html and "100,000 rows instead" not in html
+    assert "<td>100,000 (480 trained)</td>" in html and "<td>48</td>" in html
+    mixed = page(rows=numbered([48, 100_000, "all"], [48, 480, 480]), design={})
+    assert all(f"<td>{said}</td>" in mixed for said in ("48", "100,000 (480 trained)", "all (480 trained)"))
+    (figure,) = re.findall(r"<h3>Accuracy over rows</h3>.*?</figure>", html, flags=re.S)
+    assert ">480<" in figure and "100,000" not in figure
 
 
 @pytest.mark.parametrize("few", [0, 1, 2])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skytune.report.fit import FEWEST, TERMS, fits, group_of, matching
+from skytune.report.fit import FEWEST, TERMS, Fit, fits, group_of, matching, nearest
 
 
 def row(
@@ -45,7 +45,10 @@ def test_it_finds_what_made_the_times(truth: tuple[float, ...]) -> None:
     assert [fit.coefficients[name] for name in TERMS] == pytest.approx(truth, rel=1e-3)
     assert fit.error < 1e-6 and fit.cells == 20
     guess = fit.predict(row(200_000, 128, 32, 4))
-    assert guess.low == pytest.approx(guess.high, rel=1e-4)
+    assert guess.seconds == pytest.approx(timed([row(200_000, 128, 32, 4)], truth)[0]["total_s"], rel=1e-3)
+    # Student's t for 19 degrees of freedom at 95 % is 1.729: no machine repeats a time better than by 5 %.
+    assert guess.low == pytest.approx(guess.seconds * math.exp(-1.729 * 0.05), rel=1e-3)
+    assert guess.high == pytest.approx(guess.seconds * math.exp(1.729 * 0.05), rel=1e-3)
 
 
 def test_noise_is_in_the_error_and_in_the_interval() -> None:
@@ -84,3 +87,11 @@ def test_a_cell_that_did_not_run_finds_its_fit() -> None:
     assert matching(found, row(500, 16, model="other")) is None
     both = {**found, **fits(timed([dict(one, accelerator="A100") for one in grid()], (9, 0.001, 0.01, 0.01, 0.01)))}
     assert matching(both, planned) is None, "which of two is not known"
+
+
+def test_a_fit_that_is_far_off_predicts_nothing() -> None:
+    falling = [row(n, 10, seconds=seconds) for n, seconds in ((100, 100.0), (200, 50.0), (400, 20.0), (800, 5.0))]
+    found = fits(falling)
+    assert matching(found, row(1600, 10)) is None, "more rows take less time: no such model"
+    assert nearest(found, row(1600, 10)) is not None
+    assert [Fit(("m",), {}, 4, [1 / off, off] * 2).usable for off in (1.1, 1.9, 2.1, 1e9)] == [True, True, False, False]

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from ..config import RunConfig, UserError, to_dict
 from ..launch.prices import Price
-from ..report.cost import dollars
+from ..report.cost import dollars, spent, spent_in_all
 from ..report.experiment import build_experiment_page
-from ..report.text import MISSING, duration, number
+from ..report.text import MISSING, counted, duration, number
 from .adopting import adopt
 from .plan import experiment_name, make_plan
 from .running import Launchers, run_experiment, stored_rows
 from .store import ResultsStore
-from .table import CSV, frame, records, write_table
+from .table import CSV, frame, records, replace_text, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,10 +55,10 @@ def draw(config: RunConfig, table: "pd.DataFrame") -> str:
     folder = ResultsStore(name).path
     planned = make_plan(config, prices=_free).planned_rows()
     design = config.benchmark
+    write_table(table, folder)  # first: what was measured is worth more than how it looks
     page = build_experiment_page(
         name=name, rows=records(table), design=to_dict(design), planned=planned, note=design.note
     )
-    write_table(table, folder)
     write_page(page, folder / PAGE)
     return page
 
@@ -67,8 +67,8 @@ def in_numbers(table: "pd.DataFrame") -> dict[str, float]:
     """Return how many cells there are, by status, and what they cost, for metadata; what is unknown is left out."""
     found: dict[str, float] = {"cells": len(table)}
     found |= {status: int((table["status"] == status).sum()) for status in ("done", "failed", "stopped")}
-    usd = table["usd_total"].dropna()
-    return {**found, "usd": round(float(usd.sum()), 6)} if len(usd) else found
+    usd, _ = spent_in_all(records(table))
+    return found if usd is None else {**found, "usd": round(usd, 6)}
 
 
 def write_page(page: str, path: Path) -> None:
@@ -79,7 +79,7 @@ def write_page(page: str, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        replace_text(path, page)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -93,14 +93,15 @@ def summary(config: RunConfig, table: "pd.DataFrame") -> str:
         told = f"{levels}, seed {row['seed']}"
         lines.append(
             f"{told[:58]:<58} {row['status']:<8} {duration(row['total_s']):>13} "
-            f"{number(row['accuracy']):>9} {dollars(row['usd_total']):>9}"
+            f"{number(row['accuracy']):>9} {dollars(spent(row)):>9}"
         )
     ended = [row for row in rows if row["status"] != "done"]
     reasons = [f"  {row['cell']}: {row['reason']}" for row in ended]
     if any(row["status"] == "failed" for row in ended):
         reasons.append("  benchmark.retry_failed=true runs the failed ones again")
-    usd = [row["usd_total"] for row in rows if row["usd_total"] is not None]
-    total = f"{dollars(sum(usd))}" if usd else f"{MISSING} (no price known)"
+    usd, unknown = spent_in_all(rows)
+    left_out = f" ({counted(unknown, 'cell')} without a known price not counted)" if unknown else ""
+    total = f"{MISSING} (no price known)" if usd is None else dollars(usd) + left_out
     rule = "-" * 100
     places = [f"  page   {folder / PAGE}", f"  table  {folder / CSV}"]
     return "\n".join([rule, *lines, *reasons, f"  cost   {total}", *places, rule])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
+from ..report.cost import spent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +62,7 @@ COLUMNS: dict[str, Column] = {
     "peak_memory_bytes": ("int", "measured", "most memory of the device that rank 0's tensors took"),
     "usd_per_hour": ("float", "design", "price of one machine (of the last attempt); empty where unknown"),
     "price_source": ("text", "design", "where the price comes from"),
-    "usd_total": ("float", "computed", "what all attempts on all nodes cost; empty where a price is unknown"),
+    "usd_total": ("float", "computed", "what all attempts on all nodes cost (0: none); empty where a price is unknown"),
     "usd_per_1000_samples": ("float", "computed", "1000 x usd_total / samples"),
     "usd_per_accuracy_point": (
         "float",
@@ -100,7 +101,7 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
     """Return rows as a table with all columns of `COLUMNS` in their order, then the design's factors."""
     import pandas as pd
 
-    rows = list(rows)
+    rows = [{**row, "usd_total": spent(row)} for row in rows]
     factors = list(dict.fromkeys(key for row in rows for key in row if key.startswith(FACTOR)))
     columns = {}
     for name, (kind, _, _) in COLUMNS.items():
@@ -146,11 +147,26 @@ def write_table(table: "pd.DataFrame", folder: Path) -> list[Path]:
         whole.replace(folder / PARQUET)
         text = io.StringIO()
         table.to_csv(text, index=False, quoting=csv.QUOTE_MINIMAL, lineterminator="\n")
-        (folder / CSV).write_text(text.getvalue(), encoding="utf-8")
-        (folder / README).write_text(columns_text(), encoding="utf-8")
+        replace_text(folder / CSV, text.getvalue())
+        replace_text(folder / README, columns_text())
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {error.strerror or error}") from error
     return [folder / name for name in (PARQUET, CSV, README)]
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all: whoever is killed, or has a full disk, leaves the one before.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    whole = path.with_name(f".{path.name}.part")
+    try:
+        whole.write_text(text, encoding="utf-8")
+        whole.replace(path)
+    except OSError:
+        whole.unlink(missing_ok=True)
+        raise
 
 
 def columns_text() -> str:

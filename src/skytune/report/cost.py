@@ -7,7 +7,7 @@ on a machine that was there anyway from what the run itself wrote down (`spent` 
 `compute.usd_per_hour`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,22 @@ class Cost:
             else "at the price of each attempt"
         )
         return f"{dollars(self.usd)}: {span} {price}" + (f" ({last.source})" if last.source else "")
+
+
+def spent(row: Mapping[str, Any]) -> float | None:
+    """Return what a cell of an experiment cost, from its row: nothing where it ended before its first start, None where
+    a price is unknown."""
+    never_started = row.get("attempts") == 0 and row.get("status") != "done"
+    return 0.0 if never_started and row.get("usd_total") is None else row.get("usd_total")
+
+
+def spent_in_all(rows: Iterable[Mapping[str, Any]]) -> tuple[float | None, int]:
+    """Return what cells cost together, None where no price is known, and of how many the price is unknown."""
+    parts = [(spent(row), row.get("usd_total")) for row in rows]
+    unknown = sum(usd is None for usd, _ in parts)
+    if not parts or (unknown and not any(usd for usd, _ in parts)):
+        return None, unknown
+    return sum(usd for usd, _ in parts if usd is not None), unknown
 
 
 def dollars(usd: float | None) -> str:

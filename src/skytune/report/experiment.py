@@ -1,5 +1,6 @@
 """The page of an experiment: one HTML file that needs nothing but itself, from the table of results."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,16 @@ import jinja2
 import yaml
 
 from . import figures, text
-from .cost import dollars
-from .findings import FACTOR, Group, groups, sentences, varying
-from .fit import LEVEL, TERMS, Fit, Row, comparable, fits, matching
+from .cost import dollars, spent, spent_in_all
+from .findings import scalings, sentences
+from .fit import LEVEL, MOST, TERMS, Fit, Row, comparable, fits, nearest
+from .groups import FACTOR, Group, groups, number_in, same_level, varying
 
 MOST_SENTENCES = 8
 """More are folded away."""
+
+MEANS = "Means over the seeds; bars are 95 % intervals."
+ONE = "One seed each: noise unknown."
 
 HELD = {
     "global_batch": "the global batch is the same in all cells: the same optimization, spread over more devices",
@@ -45,7 +50,7 @@ def build_experiment_page(
     return environment.get_template("experiment.html.jinja").render(
         title=name,
         note=note,
-        subtitle=_subtitle(rows, design),
+        subtitle=_subtitle(rows, found, design),
         cards=_cards(rows, varying(found), max(len(rows), len(planned))),
         told=sentences(found),
         most=MOST_SENTENCES,
@@ -54,22 +59,24 @@ def build_experiment_page(
         batches="batch" not in factors or str(design.get("held")) == "per_device_batch",
         table=[_line(group, factors) for group in found],
         priced=any(group.values["usd_total"] for group in found),
-        seeds=len(design.get("seeds") or [1]),
-        ended=[row for row in rows if row.get("status") != "done"],
+        seeds=max((group.count for group in found), default=1),
+        ended=[{**row, "usd_total": spent(row)} for row in rows if row.get("status") != "done"],
         adopted=[row for row in rows if row.get("origin") == "adopted"],
         models=[_model(fit) for fit in models.values()],
         predictions=_predictions(models, rows, planned, factors),
         level=LEVEL,
+        off=MOST,
         held=HELD.get(str(design.get("held")), ""),
         design=yaml.safe_dump(dict(design), sort_keys=False, allow_unicode=True, width=100),
         jobs=[row for row in rows if row.get("job")],
     )
 
 
-def _subtitle(rows: Sequence[Row], design: Mapping[str, Any]) -> str:
+def _subtitle(rows: Sequence[Row], found: Sequence[Group], design: Mapping[str, Any]) -> str:
     models = list(dict.fromkeys(str(row.get("model")) for row in rows if row.get("model")))
-    seeds = len(design.get("seeds") or [])
-    parts = [f"{len(rows)} cells", f"{seeds} seed{'' if seeds == 1 else 's'}", ", ".join(models[:3])]
+    few, many = (some((group.count for group in found), default=len(design.get("seeds") or [])) for some in (min, max))
+    seeds = text.counted(many, "seed") if few == many else f"{few} to {many} seeds"
+    parts = [text.counted(len(rows), "cell"), seeds, ", ".join(models[:3])]
     return " · ".join(part for part in parts if part)
 
 
@@ -85,49 +92,52 @@ def _cards(rows: Sequence[Row], found: Sequence[Group], cells: int) -> list[dict
     ]
     cards = [{"name": "cells done", "value": f"{len(done)} of {cells}",
               "note": ", ".join(part for part in others if part) or "none failed"}]  # fmt: skip
-    usd = [row["usd_total"] for row in rows if row.get("usd_total") is not None]
-    unknown = sum(row.get("usd_total") is None for row in rows)
-    if usd:
-        note = f"{unknown} cells without a known price not counted" if unknown else "all attempts counted"
-        cards.append({"name": "spent", "value": dollars(sum(usd)), "note": note})
-    else:
+    usd, unknown = spent_in_all(rows)
+    if usd is None:
         cards.append({"name": "spent", "value": text.MISSING, "note": "no price known"})
+    else:
+        note = f"{text.counted(unknown, 'cell')} without a known price not counted"
+        cards.append({"name": "spent", "value": dollars(usd), "note": note if unknown else "all attempts counted"})
     seconds = sum(row["total_s"] for row in rows if row.get("total_s"))
     cards.append({"name": "paid time", "value": text.duration(seconds), "note": "of all cells, one after the other"})
     best = max((group for group in found if group.mean("accuracy") is not None),
                key=lambda group: group.mean("accuracy") or 0.0, default=None)  # fmt: skip
     if best is not None:
-        cards.append({"name": "best accuracy", "value": text.number(best.mean("accuracy")), "note": best.label})
+        count = len(best.values["accuracy"])
+        over = "one seed" if count == 1 else f"mean of {count} seeds"
+        cards.append({"name": "best accuracy", "value": text.number(best.mean("accuracy")),
+                      "note": f"{best.label}; {over}"})  # fmt: skip
     return cards
 
 
 def _charts(found: Sequence[Group], models: Mapping[Any, Fit], rows: Sequence[Row]) -> list[dict[str, Any]]:
     priced = any(group.values["usd_total"] for group in found)
     column = "usd_total" if priced else "total_s"
+    counts = {len(group.values["accuracy"]) for group in found if group.values["accuracy"]}
+    means = MEANS if max(counts, default=1) > 1 else ONE
+    means += " Without an interval: one seed." if len(counts) > 1 and min(counts) == 1 else ""
+    off = any(abs(math.log(ratio)) > math.log(figures.OFF) for fit in models.values() for ratio in fit.left_out)
+    far = f" What is off by more than {figures.OFF:g} times is drawn as if by {figures.OFF:g}."
+    shares = "; per cents are shares of the ideal" if len(scalings(found)) <= figures.MOST_SHARES else ""
     measured = [[_mean(same) for same in _alike(rows, group)] for group in models]
     drawn = [
         ("Time against cost", figures.time_against_cost(found), "Lines join what no other cell beats in both."),
         (
             f"Accuracy against {'cost' if priced else 'time'}",
             figures.quality_against(found, column),
-            "Means over the seeds; bars are 95 % intervals."
-            + ("" if priced else " No price is known: time, not cost."),
+            means + ("" if priced else " No price is known: time, not cost."),
         ),
-        ("Speed-up", figures.speedup(found), "Training steps alone; per cents are shares of the ideal."),
+        ("Speed-up", figures.speedup(found), f"Training steps alone{shares}."),
         (
             "Accuracy over global batch",
             figures.quality_over(found, "global_batch", "global batch"),
-            "Means and 95 % intervals over the seeds; points that share a batch stand side by side.",
+            f"{means} Points that share a batch stand side by side.",
         ),
-        (
-            "Accuracy over rows",
-            figures.quality_over(found, "rows", "rows of the train split"),
-            "Means and 95 % intervals over the seeds.",
-        ),
+        ("Accuracy over rows", figures.quality_over(found, "rows", "rows of the train split"), means),
         (
             "Prediction",
             figures.predicted(list(models.values()), measured),
-            "Each cell predicted by a fit to the others.",
+            f"Each cell predicted by a fit to the others.{far if off else ''}",
         ),
     ]
     return [{"heading": heading, "svg": svg, "note": note} for heading, svg, note in drawn if svg is not None]
@@ -145,7 +155,7 @@ def _mean(same: Sequence[Row]) -> float:
 def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:
     width = group.half_width("accuracy")
     return {
-        "levels": [group.levels.get(name) for name in factors],
+        "levels": [_asked(group, name) for name in factors],
         "devices": group.row.get("devices"),
         "batch": group.row.get("global_batch"),
         "total": group.mean("total_s"),
@@ -154,9 +164,20 @@ def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:
         "mfu": group.mean("mfu"),
         "accuracy": group.mean("accuracy"),
         "width": width,
+        "seeds": group.count,
         "usd": group.mean("usd_total"),
         "usd_1000": group.mean("usd_per_1000_samples"),
     }
+
+
+def _asked(group: Group, name: str) -> Any:
+    """Return a level as the design writes it, with the rows that trained where those are others."""
+    asked = group.row.get(f"{FACTOR}{name}")
+    if name != "rows":
+        return asked
+    number, trained = number_in(asked), group.levels[name]
+    shown = asked if number is None else f"{number:,}"
+    return shown if number == trained or not text.is_number(trained) else f"{shown} ({trained:,} trained)"
 
 
 def _model(fit: Fit) -> dict[str, Any]:
@@ -172,14 +193,18 @@ def _model(fit: Fit) -> dict[str, Any]:
 def _predictions(
     models: Mapping[tuple[str, ...], Fit], rows: Sequence[Row], planned: Sequence[Row], factors: Sequence[str]
 ) -> list[dict[str, Any]]:
-    done = {tuple(row.get(f"{FACTOR}{name}") for name in factors) for row in rows if row.get("status") == "done"}
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    done = {_levels(row, factors) for row in rows if row.get("status") == "done"}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in planned:
-        levels = tuple(row.get(f"{FACTOR}{name}") for name in factors)
+        levels = _levels(row, factors)
         if levels in done or levels in found or not (row.get("samples") and row.get("steps")):
             continue
-        fit = matching(models, row)
+        fit = nearest(models, row)
         if fit is not None:
-            guess = fit.predict(row)
-            found[levels] = {"levels": levels, "seconds": guess.seconds, "low": guess.low, "high": guess.high}
+            shown = [row.get(f"{FACTOR}{name}") for name in factors]
+            found[levels] = {"levels": shown, "guess": fit.predict(row) if fit.usable else None}
     return list(found.values())
+
+
+def _levels(row: Row, factors: Sequence[str]) -> tuple[str, ...]:
+    return tuple(same_level(row.get(f"{FACTOR}{name}")) for name in factors)

@@ -1,36 +1,54 @@
 """Figures of an experiment, drawn with matplotlib and inlined as SVG whose colours are those of the page's style sheet,
-so that dark mode works; letters stay letters. A figure for which the table has nothing is None."""
+so that dark mode works; letters stay letters. A figure for which the table has nothing is None.
+
+Names of cells stand in the legend below a figure, never inside it: where several machines ran, colour and marker tell
+them apart, and numbers name the lines.
+"""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
 
 from . import text
-from .findings import DEVICES, Group, pareto, said, scalings
-from .fit import Fit
-from .inlined import MARKERS, MUTED, SERIES, SURFACE, drawn
+from .findings import Scaling, pareto, scalings
+from .fit import GROUP, Fit
+from .groups import DEVICES, Group, number_in, said
+from .inlined import drawn
+from .sketch import INK, MUTED, Sketch, style
+
+MOST_NUMBERS = 9
+"""Of notes with a number in a figure."""
+
+MOST_LINES = 8
+"""Of a figure."""
+
+OFF = 10.0
+"""Predictions that are off by more than this factor are drawn as if by it, so that the others can be told apart."""
+
+MOST_SHARES = 4
+"""With more lines than these, shares of the ideal would stand on each other."""
+
+AXES = {"usd_total": "cost in USD", "total_s": "paid time in seconds"}
 
 
 def time_against_cost(found: Sequence[Group]) -> Markup | None:
-    """Return seconds against dollars: a series for the same work, with the front of what none other beats in both."""
+    """Return seconds against dollars, with a line for the same work: the front of what none other beats in both."""
     known = [group for group in found if group.mean("usd_total") and group.mean("total_s")]
     if len(known) < 2:
         return None
 
-    def draw(axes: Any) -> None:
-        for index, (label, members) in enumerate(_series(known, DEVICES).items()):
-            points = [(group.mean("total_s") or 0.0, group.mean("usd_total") or 0.0) for group in members]
-            _points(axes, points, index, label)
-            _front(axes, points, index)
-            if len(known) <= 12:
-                for point, group in zip(points, members, strict=True):
-                    where = said({k: v for k, v in group.levels.items() if k in DEVICES})
-                    _note(axes, point, where)
-        axes.set_xlabel("paid time in seconds")
-        axes.set_ylabel("cost in USD")
-        _log(axes, "x", [group.mean("total_s") for group in known])
-        _log(axes, "y", [group.mean("usd_total") for group in known])
+    def draw(sketch: Sketch) -> None:
+        works, places = _series(known, DEVICES), _places(known)
+        _marked(sketch, places if len(places) > 1 else works, "total_s", "usd_total")
+        for index, (work, members) in enumerate(works.items()):
+            front = _front(members, "total_s", "usd_total")
+            if len(front) > 1:
+                sketch.line(front, MUTED if len(places) > 1 else style(index)[0])
+            if len(places) > 1 and 1 < len(works) <= MOST_NUMBERS:
+                sketch.number(front[-1], work)
+        _axes(sketch, known, "total_s", "usd_total")
 
     return drawn("Time against cost; the lines join what nothing beats in both", draw)
 
@@ -41,76 +59,83 @@ def quality_against(found: Sequence[Group], column: str) -> Markup | None:
     if len(known) < 2:
         return None
 
-    def draw(axes: Any) -> None:
-        points = [(group.mean(column) or 0.0, group.mean("accuracy") or 0.0) for group in known]
-        for (x, y), group in zip(points, known, strict=True):
-            _bars(axes, [x], [y], [group.half_width("accuracy")], 0)
-        _points(axes, points, 0, "cells")
+    def draw(sketch: Sketch) -> None:
+        places = _places(known)
+        for index, members in enumerate(places.values()):
+            points = _points(members, column, "accuracy")
+            sketch.bars(points, [group.half_width("accuracy") for group in members], index)
+        _marked(sketch, places if len(places) > 1 else {"cells": known}, column, "accuracy")
+        points = _points(known, column, "accuracy")
         front = pareto([(x, -y) for x, y in points])
-        axes.plot(
-            [points[i][0] for i in front], [points[i][1] for i in front], color=SERIES[1], linewidth=1.6, zorder=2,
-            label="Pareto front", drawstyle="steps-post",
-        )  # fmt: skip
-        for place, i in enumerate(front):
-            if place in (0, len(front) // 2, len(front) - 1):
-                right = points[i][0] > sorted(x for x, _ in points)[len(points) // 2]
-                _note(axes, points[i], known[i].label, SERIES[1], -14 if place % 2 else 5, right)
-        axes.set_xlabel({"usd_total": "cost in USD", "total_s": "paid time in seconds"}[column])
-        axes.set_ylabel("accuracy (validation)")
-        axes.margins(x=0.18)
-        _log(axes, "x", [x for x, _ in points])
+        sketch.line([points[i] for i in front], INK, "Pareto front: nothing is better for less", steps=True)
+        for i in _some(front, MOST_NUMBERS):
+            sketch.number(points[i], known[i].label)
+        _axes(sketch, known, column)
+        sketch.axes.set_ylabel("accuracy (validation)")
 
     return drawn("Accuracy against cost", draw)
 
 
 def speedup(found: Sequence[Group]) -> Markup | None:
-    """Return speed-up over the number of devices, against the ideal line, with the share of it at each point."""
-    series = scalings(found)
+    """Return speed-up over the number of devices; each line starts at its own fewest, and so does its ideal."""
+    everything = scalings(found)
+    series = _of_every_kind(everything)[:MOST_LINES]
     if not series:
         return None
 
-    def draw(axes: Any) -> None:
-        most = max(line.devices[-1] / line.devices[0] for line in series)
-        axes.plot([1, most], [1, most], color=MUTED, linestyle="--", linewidth=1, label="ideal")
+    def draw(sketch: Sketch) -> None:
+        longest: dict[int, int] = {}
+        for line in series:
+            longest[line.devices[0]] = max(line.devices[-1], longest.get(line.devices[0], 0))
+        for fewest, most in longest.items():
+            sketch.line([(fewest, 1), (most, most / fewest)], MUTED, "ideal, from a line's fewest devices", dashed=True)
         for index, line in enumerate(series):
-            ratios = [count / line.devices[0] for count in line.devices]
-            axes.plot(ratios, line.speedup, color=SERIES[index % len(SERIES)], marker=MARKERS[index % len(MARKERS)],
-                      markersize=6, label=line.label or "cells")  # fmt: skip
-            if index == 0 or len(series) <= 2:
-                for x, y, share in zip(ratios[1:], line.speedup[1:], line.efficiency[1:], strict=True):
-                    _note(axes, (x, y), text.percent(share, 0), SERIES[index % len(SERIES)])
-        axes.set_xlabel(f"devices, times {series[0].devices[0]}" if series[0].devices[0] > 1 else "devices")
-        axes.set_ylabel("speed-up in samples/s")
-        ticks = sorted({count / line.devices[0] for line in series for count in line.devices})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_ylim(bottom=0)
+            points = list(zip(map(float, line.devices), line.speedup, strict=True))
+            sketch.line(points, style(index)[0])
+            sketch.points(points, index, line.label or "cells")
+            if len(series) <= MOST_SHARES:
+                for point, share in list(zip(points, line.efficiency, strict=True))[1 if len(series) <= 2 else -1 :]:
+                    sketch.note(point, text.percent(share, 0), style(index)[0])
+        counts = sorted({count for line in series for count in line.devices})
+        if counts[-1] > 16 * counts[0]:
+            sketch.axes.set_xscale("log", base=2)
+            sketch.axes.set_yscale("log", base=2)
+            sketch.axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        else:
+            sketch.axes.set_ylim(bottom=0)
+        _ticks(sketch, counts)
+        sketch.more = len(everything) - len(series)
+        sketch.axes.margins(x=0.1)
+        sketch.axes.set_xlabel("devices")
+        sketch.axes.set_ylabel("speed-up in samples/s")
 
     return drawn("Speed-up over devices, against the ideal line", draw)
 
 
-def quality_over(found: Sequence[Group], factor: str, label: str, logarithmic: bool = True) -> Markup | None:
+def quality_over(found: Sequence[Group], factor: str, label: str) -> Markup | None:
     """Return accuracy over the numbers of a factor or column, with 95 % confidence intervals over the seeds."""
-    known = [group for group in found if text.is_number(_value(group, factor)) and group.mean("accuracy") is not None]
-    if len({_value(group, factor) for group in known}) < 2:
+    known = [group for group in found if _value(group, factor) is not None and group.mean("accuracy") is not None]
+    levels = sorted({_value(group, factor) for group in known})
+    if len(levels) < 2 or levels[0] <= 0:
         return None
 
-    def draw(axes: Any) -> None:
+    def draw(sketch: Sketch) -> None:
         names = ("batch", *DEVICES) if factor == "global_batch" else (factor,)
-        lines = [(name, _one_each(members, factor)) for name, members in _series(known, names).items()]
-        lines = sorted(lines, key=lambda line: -len(line[1]))[: len(SERIES)]
+        everything = [(name, _one_each(members, factor)) for name, members in _series(known, names).items()]
+        lines = sorted(everything, key=lambda line: -len(line[1]))[:MOST_LINES]
+        sketch.more = len(everything) - len(lines)
+        # Side by side, so that the intervals can be told apart, and nearer to their own level than to the next.
+        apart = min(1.025, min(b / a for a, b in pairwise(levels)) ** (0.5 / len(lines)))
         for index, (name, members) in enumerate(lines):
-            shift = 1.025 ** (index - (len(lines) - 1) / 2)  # side by side, so that the intervals can be told apart
-            xs = [_value(group, factor) * (shift if logarithmic else 1) for group in members]
-            ys = [group.mean("accuracy") or 0.0 for group in members]
-            _bars(axes, xs, ys, [group.half_width("accuracy") for group in members], index)
-            axes.plot(xs, ys, color=SERIES[index], marker=MARKERS[index % len(MARKERS)], markersize=6, label=name)
-        levels = sorted({_value(group, factor) for group in known})
-        if logarithmic:
-            axes.set_xscale("log")
-        axes.set_xticks(levels, [f"{level:,g}" for level in levels])
-        axes.minorticks_off()
-        axes.set_xlabel(label)
-        axes.set_ylabel("accuracy (validation)")
+            shift = apart ** (index - (len(lines) - 1) / 2)
+            points = [(_value(group, factor) * shift, group.mean("accuracy") or 0.0) for group in members]
+            sketch.bars(points, [group.half_width("accuracy") for group in members], index)
+            sketch.line(points, style(index)[0])
+            sketch.points(points, index, name)
+        sketch.axes.set_xscale("log")
+        _ticks(sketch, levels)
+        sketch.axes.set_xlabel(label)
+        sketch.axes.set_ylabel("accuracy (validation)")
 
     return drawn(f"Accuracy over {label}", draw)
 
@@ -124,24 +149,27 @@ def predicted(found: Sequence[Fit], measured: Sequence[Sequence[float]]) -> Mark
     if not found:
         return None
 
-    def draw(axes: Any) -> None:
+    def draw(sketch: Sketch) -> None:
         everything = [value for values in measured for value in values]
+        differ = [i for i in range(len(GROUP)) if len({fit.group[i] for fit in found}) > 1]
         for index, (fit, values) in enumerate(zip(found, measured, strict=True)):
-            guesses = [value * ratio for value, ratio in zip(values, fit.left_out, strict=True)]
+            ratios = [min(max(ratio, 1 / OFF), OFF) for ratio in fit.left_out]
+            guesses = [value * ratio for value, ratio in zip(values, ratios, strict=True)]
             everything += guesses
-            _points(axes, list(zip(values, guesses, strict=True)), index, ", ".join(fit.group[:1]))
+            name = ", ".join(fit.group[i] for i in differ) or "cells"
+            sketch.points(list(zip(values, guesses, strict=True)), index, name)
         low, high = min(everything), max(everything)
-        axes.plot([low, high], [low, high], color=MUTED, linestyle="--", linewidth=1, label="right")
-        axes.set_xlabel("measured seconds")
-        axes.set_ylabel("predicted by the other cells")
-        _log(axes, "x", everything)
-        _log(axes, "y", everything)
+        sketch.line([(low, low), (high, high)], MUTED, "as measured", dashed=True)
+        sketch.axes.set_xlabel("measured seconds")
+        sketch.axes.set_ylabel("predicted by the other cells")
+        sketch.scale("x", everything)
+        sketch.scale("y", everything)
 
     return drawn("Predicted against measured time", draw)
 
 
 def _value(group: Group, factor: str) -> Any:
-    return group.levels[factor] if factor in group.levels else group.row.get(factor)
+    return number_in(group.levels[factor] if factor in group.levels else group.row.get(factor))
 
 
 def _one_each(found: Sequence[Group], factor: str) -> list[Group]:
@@ -154,6 +182,12 @@ def _one_each(found: Sequence[Group], factor: str) -> list[Group]:
     return [best[level] for level in sorted(best)]
 
 
+def _of_every_kind(series: Sequence[Scaling]) -> list[Scaling]:
+    """Return the first line of each kind of device, then the second of each, and so on."""
+    kinds = [line.groups[0].row.get("accelerator") for line in series]
+    return [series[i] for i in sorted(range(len(series)), key=lambda i: kinds[:i].count(kinds[i]))]
+
+
 def _series(found: Sequence[Group], without: Sequence[str]) -> dict[str, list[Group]]:
     series: dict[str, list[Group]] = {}
     for group in found:
@@ -161,50 +195,47 @@ def _series(found: Sequence[Group], without: Sequence[str]) -> dict[str, list[Gr
     return series
 
 
-def _points(axes: Any, points: Sequence[tuple[float, float]], index: int, label: str) -> None:
-    axes.scatter([x for x, _ in points], [y for _, y in points], s=42, color=SERIES[index % len(SERIES)], label=label,
-                 marker=MARKERS[index % len(MARKERS)], zorder=3, edgecolors=SURFACE, linewidths=0.8)  # fmt: skip
+def _places(found: Sequence[Group]) -> dict[str, list[Group]]:
+    """Return the groups by where they ran."""
+    return _series(found, [name for group in found for name in group.levels if name not in DEVICES])
 
 
-def _front(axes: Any, points: Sequence[tuple[float, float]], index: int) -> None:
-    front = [points[i] for i in pareto(points)]
-    if len(front) > 1:
-        axes.plot([x for x, _ in front], [y for _, y in front], color=SERIES[index % len(SERIES)], linewidth=1.2,
-                  zorder=2)  # fmt: skip
+def _points(found: Sequence[Group], x: str, y: str) -> list[tuple[float, float]]:
+    return [(group.mean(x) or 0.0, group.mean(y) or 0.0) for group in found]
 
 
-def _bars(axes: Any, xs: Sequence[float], ys: Sequence[float], widths: Sequence[float | None], index: int) -> None:
-    """Draw intervals of shares, which end at 0 and 1: of two seeds that differ, Student's t makes one of many units."""
-    for x, y, width in zip(xs, ys, widths, strict=True):
-        if width is not None:
-            ends = [[min(width, y)], [min(width, 1 - y)]]
-            axes.errorbar([x], [y], yerr=ends, color=SERIES[index % len(SERIES)], capsize=3, linewidth=1.2)
+def _marked(sketch: Sketch, series: dict[str, list[Group]], x: str, y: str) -> None:
+    for index, (label, members) in enumerate(series.items()):
+        sketch.points(_points(members, x, y), index, label)
 
 
-def _note(
-    axes: Any, point: tuple[float, float], what: str, color: str = MUTED, up: float = 5, left: bool = False
-) -> None:
-    axes.annotate(
-        what,
-        point,
-        xytext=(-6 if left else 6, up),
-        ha="right" if left else "left",
-        textcoords="offset points",
-        fontsize=10,
-        color=color,
-    )
+def _front(found: Sequence[Group], x: str, y: str) -> list[tuple[float, float]]:
+    points = _points(found, x, y)
+    return [points[i] for i in pareto(points)]
 
 
-def _log(axes: Any, which: str, values: Sequence[float | None]) -> None:
-    """Scale an axis by factors where its values span more than one of three; label it with plain numbers."""
-    known = [value for value in values if value]
-    if not known or max(known) / min(known) < 3:
-        return
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def _some(values: Sequence[int], most: int) -> list[int]:
+    """Return at most so many of them, evenly, the first and the last included."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
-    getattr(axes, f"set_{which}scale")("log")
-    axis = getattr(axes, f"{which}axis")
-    wide = max(known) / min(known) > 100
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+
+def _axes(sketch: Sketch, found: Sequence[Group], x: str, y: str = "") -> None:
+    for which, column in (("x", x), ("y", y)):
+        if column:
+            getattr(sketch.axes, f"set_{which}label")(AXES[column])
+            sketch.scale(which, [group.mean(column) for group in found])
+
+
+def _ticks(sketch: Sketch, levels: Sequence[float]) -> None:
+    """Mark the levels, without words where they would run into those before."""
+    axes = sketch.axes
+    labels, free = [], -1.0
+    for level in levels:
+        across = axes.transAxes.inverted().transform(axes.transData.transform((level, 1.0)))[0]
+        label = f"{level:,g}"
+        labels.append(label if across >= free else "")
+        free = across + 0.02 + 0.018 * len(label) if across >= free else free
+    axes.set_xticks(levels, labels)
+    axes.minorticks_off()

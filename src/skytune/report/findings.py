@@ -1,100 +1,17 @@
-"""What the table of an experiment says: means over seeds with intervals, the Pareto front, speed-up, and where more
-brings little. Pure functions on rows (plain dicts, columns as in the table)."""
+"""What the table of an experiment says: the Pareto front, speed-up, and where more brings little."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from . import text
 from .cost import dollars
-
-Row = Mapping[str, Any]
-
-FACTOR = "factor_"
-DEVICES = ("compute", "processes")
-"""Factors that change how many devices there are."""
-
-NUMBERS = (
-    "total_s", "train_s", "usd_total", "usd_per_1000_samples", "samples_per_s", "steady_samples_per_s", "accuracy",
-    "f1", "mfu", "loss",
-)  # fmt: skip
+from .groups import DEVICES, Group, number_in, said, varying
 
 LITTLE = 0.5
 """Below this share of the ideal speed-up, further devices bring little."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """The repetitions of one combination of levels."""
-
-    levels: Mapping[str, Any]
-    row: Row
-    """The first of them, for what does not change with the seed."""
-
-    values: Mapping[str, list[float]]
-    """By column of `NUMBERS`, the known values."""
-
-    def mean(self, column: str) -> float | None:
-        """Mean over the seeds, None where nothing is known."""
-        found = self.values[column]
-        return float(np.mean(found)) if found else None
-
-    def half_width(self, column: str, level: float = 0.95) -> float | None:
-        """Half the width of the mean's confidence interval (Student's t); None for fewer than two seeds."""
-        found = self.values[column]
-        if len(found) < 2:
-            return None
-        from scipy.stats import t
-
-        return float(t.ppf(0.5 + level / 2, len(found) - 1) * np.std(found, ddof=1) / math.sqrt(len(found)))
-
-    @property
-    def label(self) -> str:
-        """The levels in a few words."""
-        return said(self.levels) or "the one cell"
-
-
-def varying(found: Iterable[Group]) -> list[Group]:
-    """Return the groups without the factors that have one level in all of them: they say nothing."""
-    found = list(found)
-    seen: dict[str, set[str]] = {}
-    for group in found:
-        for name, level in group.levels.items():
-            seen.setdefault(name, set()).add(str(level))
-    return [
-        Group({name: level for name, level in group.levels.items() if len(seen[name]) > 1}, group.row, group.values)
-        for group in found
-    ]
-
-
-def said(levels: Mapping[str, Any], without: Iterable[str] = ()) -> str:
-    """Return levels in a few words."""
-    parts = []
-    for name, level in levels.items():
-        if name not in without:
-            shown = f"{level:,}" if isinstance(level, int) and not isinstance(level, bool) else str(level)
-            parts.append(shown if name == "compute" else f"{name} {shown}")
-    return ", ".join(parts)
-
-
-def groups(rows: Iterable[Row]) -> list[Group]:
-    """Return the cells that ran, repetitions together, in the order of the table."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row.get("status") == "done":
-            found.setdefault(tuple((k, row[k]) for k in row if k.startswith(FACTOR)), []).append(row)
-    return [
-        Group(
-            {key.removeprefix(FACTOR): value for key, value in key_values},
-            same[0],
-            {name: [float(row[name]) for row in same if text.is_number(row.get(name))] for name in NUMBERS},
-        )
-        for key_values, same in found.items()
-    ]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -183,14 +100,18 @@ def _devices(series: Scaling) -> str:
 
 
 def _along(found: Sequence[Group], factor: str) -> list[tuple[dict[str, Any], list[Group]]]:
-    series: dict[tuple[Any, ...], list[Group]] = {}
+    """Return the groups that differ in a factor's number alone, by that number; of several with the same one (all rows
+    may be asked for in more than one way) the one with the most seeds."""
+    series: dict[tuple[Any, ...], dict[float, Group]] = {}
     for group in found:
-        level = group.levels.get(factor)
-        if text.is_number(level):
+        level = number_in(group.levels.get(factor))
+        if level is not None:
             others = tuple((name, value) for name, value in group.levels.items() if name != factor)
-            series.setdefault(others, []).append(group)
-    return [(dict(others), sorted(members, key=lambda g: g.levels[factor])) for others, members in series.items()
-            if len(members) > 1]  # fmt: skip
+            known = series.setdefault(others, {})
+            if level not in known or group.count > known[level].count:
+                known[level] = group
+    return [(dict(others), [known[level] for level in sorted(known)]) for others, known in series.items()
+            if len(known) > 1]  # fmt: skip
 
 
 def _steps(factor: str, others: Mapping[str, Any], ordered: Sequence[Group]) -> list[str]:
@@ -203,14 +124,15 @@ def _steps(factor: str, others: Mapping[str, Any], ordered: Sequence[Group]) -> 
     noun = {"rows": "rows", "batch": "as global batch"}[factor]
     change = 100 * (after - before)
     noise = _noise(first, last)
+    fewer, more = (number_in(group.levels[factor]) for group in (first, last))
     verb = "gains" if change >= 0 else "loses"
-    text_ = (f"{last.levels[factor]:,} {noun} instead of {first.levels[factor]:,}{where} {verb} {abs(change):.1f} "
+    text_ = (f"{more:,} {noun} instead of {fewer:,}{where} {verb} {abs(change):.1f} "
              f"points of accuracy{noise} at {took / began:.2f} times the time")  # fmt: skip
     if factor == "rows" and len(ordered) > 2:
         gains = [(b.mean("accuracy") or 0) - (a.mean("accuracy") or 0) for a, b in pairwise(ordered)]
         low = next((i for i in range(1, len(gains)) if gains[i] < LITTLE * gains[0]), None)
         if low is not None and gains[0] > 0:
-            text_ += f"; returns diminish beyond {ordered[low].levels[factor]:,}"
+            text_ += f"; returns diminish beyond {number_in(ordered[low].levels[factor]):,}"
     return [text_ + "."]
 
 

@@ -9,7 +9,8 @@ Assumed: nothing overlaps, devices are alike, memory suffices. Machines, models,
 comparable: each combination has a fit of its own.
 
 The interval is what the leave-one-out errors allow: each cell is predicted by a fit to the others, and the spread of
-the logarithms of predicted over measured, with Student's t for so many cells, is the width.
+the logarithms of predicted over measured (or `LEAST`), with Student's t for so many cells, is the width. A fit that is
+off by more than a factor of `MOST` predicts nothing.
 """
 
 import math
@@ -37,6 +38,13 @@ FEWEST = 4
 
 LEVEL = 0.9
 """Of intervals."""
+
+LEAST = 0.05
+"""The least spread that is believed, as a share: one cell's repetitions differ by 2 to 16 % in paid time
+(`benchmarks/results`), also where a fit with as many terms as cells goes through all of them."""
+
+MOST = 2.0
+"""A fit whose errors are larger than this factor, as a rule, predicts nothing."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +78,23 @@ class Fit:
         """The largest of them."""
         return float(max(abs(ratio - 1) for ratio in self.left_out))
 
+    @property
+    def spread(self) -> float:
+        """Root mean square of the logarithms of the leave-one-out errors; about 0, since a bias is an error too."""
+        return float(np.sqrt(np.mean(np.log(self.left_out) ** 2)))
+
+    @property
+    def usable(self) -> bool:
+        """Whether cells that it did not see were predicted within a factor of `MOST`, as a rule."""
+        return self.spread <= math.log(MOST)
+
     def predict(self, row: Row) -> Prediction:
         """Return the seconds of a cell with `samples`, `steps`, `devices` and `nodes`, with an interval."""
         from scipy.stats import t
 
         values = _terms(row)
         seconds = float(sum(self.coefficients[name] * value for name, value in zip(TERMS, values, strict=True)))
-        logs = np.log(self.left_out)
-        spread = float(np.sqrt(np.mean(logs**2)))  # about 0: a bias is an error too
-        width = float(t.ppf(0.5 + LEVEL / 2, max(1, len(logs) - 1))) * spread
+        width = float(t.ppf(0.5 + LEVEL / 2, max(1, len(self.left_out) - 1))) * max(self.spread, LEAST)
         return Prediction(seconds, seconds * math.exp(-width), seconds * math.exp(width))
 
 
@@ -91,7 +107,14 @@ def group_of(row: Row) -> tuple[str, ...]:
 
 
 def matching(found: Mapping[tuple[str, ...], Fit], row: Row) -> Fit | None:
-    """Return the fit for a cell that did not run, of which device and precision may be unknown; None without one."""
+    """Return the fit for a cell that did not run, of which device and precision may be unknown; None without one that
+    is usable."""
+    fit = nearest(found, row)
+    return fit if fit is not None and fit.usable else None
+
+
+def nearest(found: Mapping[tuple[str, ...], Fit], row: Row) -> Fit | None:
+    """Return the fit to the cells that a cell is comparable with, however far it is off; None without one."""
     group = group_of(row)
     if group in found:
         return found[group]

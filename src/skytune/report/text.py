@@ -58,6 +58,11 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return how many there are, in a word or two: `1 seed`, `3 seeds`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def size(count: float | None) -> str:
     """Return bytes as 91 MB (powers of 1000)."""
     if count is None:
