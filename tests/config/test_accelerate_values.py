@@ -91,3 +91,69 @@ def test_another_type_in_a_deepspeed_file_is_refused_by_name(tmp_path: Path, con
         in_a_file(tmp_path, whole)
     assert str(caught.value).startswith(f"launch.accelerate_config: {said}")
     assert "\n" not in str(caught.value)
+
+
+MEANT: dict[str, tuple[dict[str, Any], dict[str, str | None]]] = {
+    "use_cpu, a text": ({"use_cpu": "false"}, {"compute": None}),
+    "use_cpu, yes": ({"use_cpu": "yes"}, {"compute": "cpu"}),
+    "fp16 of old, a text": ({"fp16": "false"}, {"precision": "fp32"}),
+    "a number as a text": ({"num_processes": "2"}, {"launch.num_processes": "2"}),
+    "a whole number as YAML may have it": ({"num_processes": 2.0}, {"launch.num_processes": "2"}),
+    "gpu_ids, a list": ({"gpu_ids": [0, 1], "num_processes": 2}, {"launch.gpu_ids": "'0,1'"}),
+    "gpu_ids, an empty list": ({"gpu_ids": []}, {"launch.gpu_ids": None}),
+    "no kind": ({"distributed_type": None}, {"launch.num_processes": "1"}),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_a_value_means_what_it_says(name: str) -> None:
+    values, wanted = MEANT[name]
+    found = translate(values)
+    assert {key: found.get(key) for key in wanted} == wanted
+
+
+def batch(whole: Any = "auto", micro: Any = "auto", steps: Any = "auto") -> dict[str, Any]:
+    return {
+        "zero_optimization": ZERO_2, "train_batch_size": whole, "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": steps,
+    }  # fmt: skip
+
+
+IN_A_FILE_MEANT: dict[str, tuple[dict[str, Any], dict[str, str | None]]] = {
+    "rows as a text": (batch(micro="8"), {"batch.micro_size": "8", "batch.global_size": "16"}),
+    "all three": (batch(64, 8, 4), {"batch.micro_size": "8", "batch.global_size": "64"}),
+    "rows in all, and steps": (batch(64, steps=4), {"batch.micro_size": "8", "batch.global_size": "64"}),
+    "rows in all, and at once": (batch(64, 8), {"batch.micro_size": "8", "batch.global_size": "64"}),
+    "bf16, a text": ({"bf16": {"enabled": "true"}}, {"precision": "bf16"}),
+    "fp16 off": ({"fp16": {"enabled": False}}, {"precision": "fp32"}),
+    "fp16 off, bf16 on": ({"fp16": {"enabled": False}, "bf16": {"enabled": True}}, {"precision": "bf16"}),
+    "left to accelerate": ({"fp16": {"enabled": "auto"}}, {"precision": None}),
+}
+
+
+@pytest.mark.parametrize("name", IN_A_FILE_MEANT)
+def test_a_value_of_a_deepspeed_file_means_what_it_says(tmp_path: Path, name: str) -> None:
+    content, wanted = IN_A_FILE_MEANT[name]
+    found = in_a_file(tmp_path, {"zero_optimization": ZERO_2, **content})
+    assert {key: found.get(key) for key in wanted} == wanted
+
+
+def test_accelerates_precision_goes_where_deepspeed_switches_another_off(tmp_path: Path) -> None:
+    content = {"zero_optimization": ZERO_2, "fp16": {"enabled": False}}
+    assert in_a_file(tmp_path, content, mixed_precision="bf16").get("precision") == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (batch(32, 8, 4), r"train_batch_size=32: does not go with .*size_per_gpu 8 \* .*steps 4 \* processes 2 \(64\)"),
+        (batch(30, 4), r"train_batch_size=30: does not go with .*size_per_gpu 4 \* processes 2 \(8\)"),
+        (batch(30, steps=4), r"train_batch_size=30: does not go with .*steps 4 \* processes 2 \(8\)"),
+        (batch(micro=0), "train_micro_batch_size_per_gpu=0: must be at least 1"),
+        (batch(micro=2.5), "train_micro_batch_size_per_gpu=2.5: must be a whole number"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "bf16.enabled=True: fp16.enabled"),
+    ],
+)
+def test_what_deepspeed_refuses_is_refused(tmp_path: Path, content: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^launch.accelerate_config: {said}"):
+        in_a_file(tmp_path, {"zero_optimization": ZERO_2, **content})

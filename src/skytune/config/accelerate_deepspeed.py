@@ -1,6 +1,7 @@
 """DeepSpeed's part of an `accelerate config` file, and the JSON file that it may name."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -123,13 +124,7 @@ def _file(found: Translated, path: Path) -> None:
     if "gradient_clipping" in left:
         clip = left.pop("gradient_clipping")
         found.set("optimizer.clip_norm", number("gradient_clipping", clip or 0) or None)
-    for name in ("fp16", "bf16"):
-        section = _said(name, left.pop(name, None))
-        if switch(f"{name}.enabled", section.pop("enabled", False)):
-            found.set("precision", name)
-        for option, value in section.items():
-            if value != FP16_DEFAULTS.get(option):
-                raise Refused(f"{name}.{option}", value, "the loss is scaled as by default: auto, or leave it out")
+    _precision(found, left)
     _optimizer(found, left.pop("optimizer", None))
     _scheduler(found, left.pop("scheduler", None))
     if "steps_per_print" in left:
@@ -145,16 +140,48 @@ def _file(found: Translated, path: Path) -> None:
 
 def _batch(found: Translated, left: dict[str, Any]) -> None:
     """Take the numbers of rows: two of the three, with the number of processes, say the third."""
-    whole, micro = left.pop("train_batch_size", None), left.pop("train_micro_batch_size_per_gpu", None)
-    steps, processes = left.pop("gradient_accumulation_steps", None), found.get("launch.num_processes") or ""
+
+    def rows(option: str) -> int | None:
+        value = left.pop(option, None)
+        return None if value is None else integer(option, value, least=1)
+
+    whole, micro = rows("train_batch_size"), rows("train_micro_batch_size_per_gpu")
+    steps, said = rows("gradient_accumulation_steps"), found.get("launch.num_processes") or ""
+    processes = int(said) if said.isdecimal() else None
+    parts = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps, "processes": processes}
+    product = math.prod(part or 1 for part in parts.values())
+    if whole is not None and (whole % product or (None not in parts.values() and whole != product)):
+        given = " * ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
+        raise Refused("train_batch_size", whole, f"does not go with {given} ({product}): leave one of them at auto")
+    if whole is None and micro is not None and processes is not None:
+        whole = product
+    if micro is None and whole is not None and processes is not None and steps is not None:
+        micro = whole // product
     if micro is not None:
         found.set("batch.micro_size", micro)
-    if whole is None and micro is not None and processes.isdecimal():
-        whole = micro * (steps or 1) * int(processes)
     if whole is not None:
         found.set("batch.global_size", whole)
-    else:
+    if whole is None or micro is None:
         _accumulation("gradient_accumulation_steps", steps)
+
+
+def _precision(found: Translated, left: dict[str, Any]) -> None:
+    """Take `fp16` and `bf16`; one that is switched off, and no other word of it, means fp32."""
+    said = {}
+    for name in ("fp16", "bf16"):
+        section = _said(name, left.pop(name, None))
+        if "enabled" in section:
+            said[name] = switch(f"{name}.enabled", section.pop("enabled"))
+        for option, value in section.items():
+            if value != FP16_DEFAULTS.get(option):
+                raise Refused(f"{name}.{option}", value, "the loss is scaled as by default: auto, or leave it out")
+    chosen = [name for name, on in said.items() if on]
+    if len(chosen) > 1:
+        raise Refused("bf16.enabled", True, "fp16.enabled says so of another precision: switch one of them off")
+    if chosen:
+        found.set("precision", chosen[0])
+    elif said and found.get("precision") is None:
+        found.set("precision", "fp32")
 
 
 def _optimizer(found: Translated, value: Any) -> None:

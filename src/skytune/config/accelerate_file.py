@@ -146,7 +146,7 @@ def _machines(found: Translated, machines: int, left: dict[str, Any]) -> None:
 
 
 def _devices(found: Translated, kind: str, left: dict[str, Any], machines: int) -> None:
-    if left.pop("use_cpu", False):
+    if switch("use_cpu", left.pop("use_cpu", False)):
         found.set("compute", "cpu")
     count = left.pop("num_processes", None)
     if count is None and kind == "NO":
@@ -155,11 +155,12 @@ def _devices(found: Translated, kind: str, left: dict[str, Any], machines: int) 
         count = integer("num_processes", count)
         found.set("launch.num_processes", "auto" if count < 1 else count)
     ids = left.pop("gpu_ids", None)
-    if ids not in (None, "all", ""):
+    if ids not in (None, "all", "", []):
         if machines > 1:
             found.notes.append("gpu_ids: is said of this machine only; the others take all that they have")
+        words = ",".join(map(str, ids)) if isinstance(ids, list) else str(ids)
         # In quotes: to Hydra a comma is the beginning of a sweep.
-        found.set("launch.gpu_ids", "'" + str(ids).replace(" ", "").strip("'") + "'")
+        found.set("launch.gpu_ids", "'" + words.replace(" ", "").strip("'") + "'")
 
 
 def _dynamo(found: Translated, config: Mapping[str, Any], backend: Any) -> None:
@@ -212,7 +213,7 @@ def _precision(found: Translated, option: str, value: Any) -> None:
 
 
 def _fp16(found: Translated, option: str, value: Any) -> None:
-    found.set("precision", "fp16" if value else "fp32")
+    found.set("precision", "fp16" if switch(option, value) else "fp32")
 
 
 def _refused(why: str) -> Callable[[Translated, str, Any], None]:
