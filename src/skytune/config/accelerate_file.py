@@ -59,7 +59,6 @@ DISTRIBUTED: dict[str, tuple[tuple[str, str], ...] | str] = {
 
 PRECISION = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
 GROUPS = ("dynamo_config", "fp8_config", "fsdp_config", "deepspeed_config", "parallelism_config")
-COMPILE = {"default": "on", "reduce-overhead": "reduce_overhead", "max-autotune": "max_autotune"}
 TPU_ONLY = ("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "tpu_vm", "tpu_env")
 
 
@@ -100,11 +99,12 @@ def translate(values: Mapping[str, Any], folder: Path = Path()) -> Translated:
     _machines(found, machines, left)
     _devices(found, kind, left, machines)
     groups = {name: mapping(name, left.pop(name, None)) for name in GROUPS}
-    _dynamo(found, groups["dynamo_config"], left.pop("dynamo_backend", None))
-    _fp8(groups["fp8_config"])
+    from .accelerate_compile import dynamo, fp8
     from .accelerate_deepspeed import deepspeed
     from .accelerate_strategies import fsdp, parallelism
 
+    dynamo(found, groups["dynamo_config"], left.pop("dynamo_backend", None))
+    fp8(groups["fp8_config"])
     fsdp(found, groups["fsdp_config"], used=kind == "FSDP")
     deepspeed(found, groups["deepspeed_config"], folder, used=kind == "DEEPSPEED")
     parallelism(found, groups["parallelism_config"])
@@ -161,48 +161,6 @@ def _devices(found: Translated, kind: str, left: dict[str, Any], machines: int) 
         words = ",".join(map(str, ids)) if isinstance(ids, list) else str(ids)
         # In quotes: to Hydra a comma is the beginning of a sweep.
         found.set("launch.gpu_ids", "'" + words.replace(" ", "").strip("'") + "'")
-
-
-def _dynamo(found: Translated, config: Mapping[str, Any], backend: Any) -> None:
-    left = {key.removeprefix("dynamo_"): value for key, value in config.items()}
-    backend = str(left.pop("backend", backend) or "NO").upper()
-    mode, dynamic = str(left.pop("mode", None) or "default"), left.pop("use_dynamic", None)
-    dynamic = None if dynamic is None else switch("dynamo_use_dynamic", dynamic)
-    if backend not in ("NO", "INDUCTOR"):
-        raise Refused("dynamo_backend", backend, "compile=on compiles with INDUCTOR, the backend of torch itself")
-    for option, why in (
-        ("use_fullgraph", "a model may have parts that cannot be compiled; they run as they are"),
-        ("use_regional_compilation", "the whole model is compiled; compile.shapes bounds how often"),
-    ):
-        if (value := left.pop(option, None)) not in MEANINGLESS:
-            raise Refused(f"dynamo_{option}", value, why)
-    for option, value in left.items():
-        raise Refused(f"dynamo_{option}", value, "is not known to this version")
-    if backend == "NO":
-        if config:
-            found.set("compile", "off")
-        return
-    if mode not in COMPILE:
-        raise Refused("dynamo_mode", mode, f"known are {', '.join(COMPILE)}")
-    found.set("compile", COMPILE[mode])
-    if dynamic is False and COMPILE[mode] == "on":
-        found.set("compile.shapes", 8)  # fixed shapes, as `reduce_overhead` has them, in a bounded number
-    elif dynamic is True and COMPILE[mode] != "on":
-        raise Refused("dynamo_use_dynamic", True, f"{mode} records kernels for fixed lengths (compile.shapes many)")
-
-
-def _fp8(config: Mapping[str, Any]) -> None:
-    left = dict(config)
-    backend = str(left.pop("backend", None) or "AO").upper()
-    if backend != "AO":
-        raise Refused("fp8_config.backend", backend, "precision=fp8 is computed by torchao: AO says that")
-    if switch("fp8_config.enable_fsdp_float8_all_gather", left.pop("enable_fsdp_float8_all_gather", False)):
-        raise Refused(
-            "fp8_config.enable_fsdp_float8_all_gather", True, "weights are gathered in their own format: false"
-        )
-    left.pop("pad_inner_dim", None)  # torchao is given layers whose sizes fit, others stay as they are
-    for option, value in left.items():
-        raise Refused(f"fp8_config.{option}", value, "is not known to this version")
 
 
 def _precision(found: Translated, option: str, value: Any) -> None:
