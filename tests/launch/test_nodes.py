@@ -1,5 +1,7 @@
 """How many machines there are and which one this is, as a table of environments."""
 
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 
 from skytune.config import ComputeConfig, ConfigError, LaunchConfig
 from skytune.job import JobDir
+from skytune.launch import dismissal
 from skytune.launch.nodes import PORT, Nodes, first_host, node_addresses, nodes_of
 from skytune.launch.several import agent, processes_each
 
@@ -21,6 +24,7 @@ WORKER = {
     "MASTER_PORT": "29500",
 }  # fmt: skip
 PET = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "23456"}
+SCRIPTS = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "m"}
 SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-10","algo-9"]', "SM_CURRENT_HOST": "algo-10"}
 
 TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
@@ -48,6 +52,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
     "scripts": (
         {}, {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "m", "MASTER_PORT": "9"}, Nodes(2, 1, "m", 9, "torchrun"),
     ),
+    "a service's port": ({}, {"MASTER_PORT": "tcp://10.0.0.1:80"}, Nodes()),
     "an address alone": ({}, {"MASTER_ADDR": "m", "MASTER_PORT": "99"}, Nodes()),
     "sagemaker": ({}, SAGEMAKER, Nodes(3, 2, "algo-1", PORT, "SageMaker")),
     "the first cluster counts": ({}, {**SAGEMAKER, **PET, **SLURM, **SKY}, Nodes(2, 1, "10.0.0.1", PORT, "SkyPilot")),
@@ -75,6 +80,34 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "elastic": ({}, {"PET_NNODES": "1:4"}, "PET_NNODES=1:4: the number of machines must be fixed"),
     "no number": ({}, {**SKY, "SKYPILOT_NODE_RANK": "x"}, "SKYPILOT_NODE_RANK=x: must be a whole number"),
     "not all there": ({}, {**SKY, "SKYPILOT_NUM_NODES": "3"}, "SKYPILOT_NUM_NODES=3, but SKYPILOT_NODE_IPS names 2"),
+    "no machine": ({}, {"NNODES": "0", "NODE_RANK": "0"}, "^NNODES=0: must be at least 1"),
+    "no machine of torchrun": ({}, {"PET_NNODES": "0"}, "^PET_NNODES=0: must be at least 1"),
+    "a long number": ({}, {"NNODES": "9" * 5000, "NODE_RANK": "0"}, "^NNODES=9{40}: must be a whole number"),
+    "rank beyond, a variable": ({}, {**SKY, "SKYPILOT_NODE_RANK": "2"}, "^SKYPILOT_NODE_RANK=2: there are 2 machines"),
+    "rank beyond, Slurm": ({}, {**SLURM, "SLURM_NODEID": "7"}, "^SLURM_NODEID=7: there are 3 machines"),
+    "rank beyond, torchrun": ({}, {**PET, "PET_NODE_RANK": "4"}, "^PET_NODE_RANK=4: there are 4 machines"),
+    "rank of one machine": ({}, {"NNODES": "1", "NODE_RANK": "1"}, "^NODE_RANK=1: there is one machine"),
+    "rank below": ({}, {**SKY, "SKYPILOT_NODE_RANK": "-1"}, "^SKYPILOT_NODE_RANK=-1: must be a whole number"),
+    "no rank": ({}, {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}, "^SKYPILOT_NODE_RANK is not set"),
+    "no rank, torchrun": ({}, {"PET_NNODES": "2", "PET_MASTER_ADDR": "m"}, "^PET_NODE_RANK is not set"),
+    "no addresses": ({}, {**SKY, "SKYPILOT_NODE_IPS": "\n"}, "^SKYPILOT_NUM_NODES=2, but SKYPILOT_NODE_IPS names 0"),
+    "no addresses, a rank": (
+        {}, {"SKYPILOT_NODE_IPS": "\n", "SKYPILOT_NODE_RANK": "1"}, "^SKYPILOT_NODE_RANK=1: there is one machine",
+    ),
+    "no address, a variable": ({}, {"NNODES": "2", "NODE_RANK": "1"}, "^torchrun's node 1 needs launch.master_addr"),
+    "port beyond": ({}, {**SCRIPTS, "MASTER_PORT": "70000"}, "^MASTER_PORT=70000: must lie between 1 and 65534"),
+    "no port after it": ({}, {**SCRIPTS, "MASTER_PORT": "65535"}, "^MASTER_PORT=65535: must lie between 1 and 65534"),
+    "port 0": ({}, {**PET, "PET_MASTER_PORT": "0"}, "^PET_MASTER_PORT=0: must lie between 1 and 65534"),
+    "port beyond, torchrun": ({}, {**PET, "PET_MASTER_PORT": "70000"}, "^PET_MASTER_PORT=70000: must lie between"),
+    "a service's port": ({}, {**SCRIPTS, "MASTER_PORT": "tcp://10.0.0.1:80"}, "^MASTER_PORT=tcp://10.0.0.1:80: must"),
+    "uneven machines": ({}, {**WORKER, "WORLD_SIZE": "7"}, "^WORLD_SIZE=7 is no multiple of LOCAL_WORLD_SIZE=4"),
+    "no workers": ({}, {**WORKER, "LOCAL_WORLD_SIZE": "0"}, "^LOCAL_WORLD_SIZE=0: must be at least 1"),
+    **{
+        f"SM_HOSTS={hosts}": (
+            {}, {"SM_HOSTS": hosts, "SM_CURRENT_HOST": "algo-1"}, f"^SM_HOSTS={re.escape(hosts)}: must be a list of na",
+        )
+        for hosts in ("algo-1,algo-2", "3", "[1,2]", "[]", "")
+    },
     "a stranger": ({}, {"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"}, "SM_CURRENT_HOST=b is not among"),
 }
 
@@ -142,3 +175,13 @@ def test_two_machines_of_four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert nodes.address is not None
     words = " ".join(agent(JobDir(tmp_path), nodes, each, nodes.address, PORT + 1))
     assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 29512" in words
+
+
+def test_letting_the_others_go_never_hides_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYTUNE_JOIN_TOKEN", "x")
+    monkeypatch.setattr(dismissal, "gathered", threading.Event())
+    with pytest.raises(ConfigError, match="the first"):
+        try:
+            raise ConfigError("the first")
+        finally:
+            dismissal.dismiss(Nodes(2, 0, "127.0.0.1", 70000))
