@@ -18,6 +18,10 @@ SLURM = {
     "SLURM_STEP_ID": "0", "SLURM_NODEID": "2", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3",
     "SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_JOB_NODELIST": "gpu[01-09]",
 }  # fmt: skip
+STEP = {  # srun -n4 -N1
+    "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0",
+    "SLURM_STEP_NODELIST": "a",
+}  # fmt: skip
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "3", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "gpu[07-09]"}
 WORKER = {
     "GROUP_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0", "RANK": "4", "MASTER_ADDR": "a",
@@ -47,6 +51,8 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
         Nodes(2, 0, "a", PORT, "Slurm"),
     ),
     "slurm, batch script": ({}, BATCH, Nodes()),
+    "slurm, one task": ({}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"}, Nodes(1, 0, "a", PORT, "Slurm")),
+    "slurm, a terminal": ({}, {**STEP, "SLURM_PTY_PORT": "4711"}, Nodes(1, 0, "a", PORT, "Slurm")),
     "torchrun's worker": ({}, WORKER, Nodes(2, 1, "a", PORT, "torchrun")),
     "torchrun's options": ({}, PET, Nodes(4, 3, "m", 23456, "torchrun")),
     "scripts": (
@@ -77,6 +83,8 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "hosts and a number": ({"hosts": ["a"], "nodes": 3}, {}, "launch.hosts names all other machines, 1, and"),
     "hosts and a rank": ({"hosts": ["a"], "node_rank": 1}, {}, "launch.hosts names all other machines, 1, and"),
     "tasks": ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "12"}, "12 tasks on 3 machines.*--ntasks-per-node=1"),
+    "tasks on one machine": ({}, STEP, "^Slurm runs 4 tasks on 1 machine: one each.*launch.num_processes=N"),
+    "tasks behind a terminal": ({}, {**STEP, "SLURM_PTY_PORT": "4711", "SLURM_PROCID": "1"}, "^Slurm runs 4 tasks on"),
     "elastic": ({}, {"PET_NNODES": "1:4"}, "PET_NNODES=1:4: the number of machines must be fixed"),
     "no number": ({}, {**SKY, "SKYPILOT_NODE_RANK": "x"}, "SKYPILOT_NODE_RANK=x: must be a whole number"),
     "not all there": ({}, {**SKY, "SKYPILOT_NUM_NODES": "3"}, "SKYPILOT_NUM_NODES=3, but SKYPILOT_NODE_IPS names 2"),

@@ -98,9 +98,12 @@ def _slurm(environ: Mapping[str, str]) -> Nodes | None:
         return None
     machines = count(environ, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES")
     tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
-    if machines > 1 and tasks is not None and tasks != str(machines):
+    # In a terminal (srun --pty) Slurm runs a shell as task 0 and takes all output from the others: they end.
+    shell = machines == 1 and "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID", "0") == "0"
+    if tasks is not None and tasks != str(machines) and not shell:
         raise ConfigError(
-            f"Slurm runs {tasks} tasks on {machines} machines: one each is right (srun --ntasks-per-node=1)"
+            f"Slurm runs {tasks} tasks on {machines} machine{'s' if machines > 1 else ''}: one each is right (srun "
+            "--ntasks-per-node=1); launch.num_processes=N says how many processes train"
         )
     nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     return Nodes(machines, rank(environ, "SLURM_NODEID", machines), first_host(nodelist) or None, PORT, "Slurm")
