@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from skytune.config import ComputeConfig, ConfigError, LaunchConfig
+from skytune.config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig
 from skytune.job import JobDir
 from skytune.launch import dismissal
+from skytune.launch.gpus import processes_each, refuse_missing
 from skytune.launch.nodes import PORT, Nodes, first_host, node_addresses, nodes_of
-from skytune.launch.several import agent, processes_each
+from skytune.launch.several import agent
 
 SKY = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n\n", "SKYPILOT_NUM_NODES": "2"}
 SLURM = {
@@ -183,6 +184,12 @@ def test_two_machines_of_four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert nodes.address is not None
     words = " ".join(agent(JobDir(tmp_path), nodes, each, nodes.address, PORT + 1))
     assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 29512" in words
+
+
+def test_processes_that_cannot_be_shared_out_are_refused_before_data_are_read() -> None:
+    config = RunConfig(launch=LaunchConfig(nodes=2, num_processes=3), compute=ComputeConfig(device=Device.cpu))
+    with pytest.raises(ConfigError, match=r"^launch.num_processes=3: cannot be shared out evenly among 2 machines"):
+        refuse_missing(config)
 
 
 def test_letting_the_others_go_never_hides_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
