@@ -52,6 +52,9 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
         Nodes(2, 0, "a", PORT, "Slurm"),
     ),
     "slurm, batch script": ({}, BATCH, Nodes()),
+    "slurm, one task, a port": (
+        {"master_port": 4000}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"}, Nodes(1, 0, "a", 4000, "Slurm"),
+    ),
     "slurm, one task": ({}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"}, Nodes(1, 0, "a", PORT, "Slurm")),
     "slurm, a terminal": ({}, {**STEP, "SLURM_PTY_PORT": "4711"}, Nodes(1, 0, "a", PORT, "Slurm")),
     "torchrun's worker": ({}, WORKER, Nodes(2, 1, "a", PORT, "torchrun")),
@@ -79,6 +82,9 @@ def test_the_table(name: str) -> None:
 WRONG: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "rank beyond": ({"nodes": 2, "node_rank": 2, "master_addr": "a"}, {}, "launch.node_rank=2: there are 2 machines"),
     "rank alone": ({"node_rank": 1, "master_addr": "a"}, {}, r"launch.node_rank=1: .*launch.nodes=N"),
+    "rank of the only one": ({"nodes": 1, "node_rank": 3}, {}, "^launch.node_rank=3: launch.nodes=1 says"),
+    "an address alone": ({"master_addr": "a"}, {}, "^launch.master_addr=a: there is one machine; launch.nodes=N"),
+    "a port alone": ({"master_port": 4000}, {}, "^launch.master_port=4000: there is one machine; launch.nodes=N"),
     "no address": ({"nodes": 2, "node_rank": 1}, {}, "launch.node_rank=1 needs launch.master_addr"),
     "other number": ({"nodes": 3}, SKY, "launch.nodes=3: SkyPilot has started 2 machines"),
     "hosts and a number": ({"hosts": ["a"], "nodes": 3}, {}, "launch.hosts names all other machines, 1, and"),
@@ -135,6 +141,8 @@ def test_what_contradicts_itself_is_one_line(name: str) -> None:
         ({"nodes": 0}, "launch.nodes=0"),
         ({"node_rank": -1}, "launch.node_rank=-1"),
         ({"master_port": 65535}, "launch.master_port=65535"),
+        ({"hosts": ["a", "b", "a"]}, r"launch.hosts=\[a,b,a\]: a is named twice"),
+        ({"hosts": [""]}, r"launch.hosts=\[''\]: a name is empty"),
         ({"gpu_ids": "0 1"}, "launch.gpu_ids=0 1"),
         ({"nodes_timeout_seconds": 0.0}, "launch.nodes_timeout_seconds"),
         ({"silence_seconds": -1.0}, "launch.silence_seconds"),

@@ -11,6 +11,8 @@ from .variables import count, port, rank
 PORT = 29511
 """Where node 0 waits for the others unless something else is said; not 29500, which every torchrun takes."""
 
+ALONE = "there is one machine; launch.nodes=N says how many there are"
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -45,6 +47,8 @@ def nodes_of(launch: LaunchConfig, environ: Mapping[str, str]) -> Nodes:
             )
         return Nodes(len(launch.hosts) + 1, 0, launch.master_addr, launch.master_port)
     if launch.nodes == 1:
+        if launch.node_rank:
+            raise ConfigError(f"launch.node_rank={launch.node_rank}: launch.nodes=1 says that there is one machine")
         return Nodes()
     found = next((nodes for read in CLUSTERS if (nodes := read(environ)) is not None), Nodes())
     if launch.nodes is not None and launch.nodes != found.count:
@@ -59,10 +63,12 @@ def nodes_of(launch: LaunchConfig, environ: Mapping[str, str]) -> Nodes:
         port=launch.master_port or found.port,
     )
     if nodes.rank >= nodes.count:
-        more = "" if nodes.count > 1 else " (launch.nodes=N says how many there are)"
-        raise ConfigError(
-            f"launch.node_rank={nodes.rank}: there are {nodes.count} machines, the last is {nodes.count - 1}{more}"
-        )
+        there = f"there are {nodes.count} machines, the last is {nodes.count - 1}" if nodes.count > 1 else ALONE
+        raise ConfigError(f"launch.node_rank={nodes.rank}: {there}")
+    if nodes.count == 1 and not nodes.source:
+        for key in ("master_addr", "master_port"):
+            if (value := getattr(launch, key)) is not None:
+                raise ConfigError(f"launch.{key}={value}: {ALONE}")
     if nodes.rank and not nodes.address:
         which = f"launch.node_rank={nodes.rank}" if launch.node_rank else f"{nodes.source}'s node {nodes.rank}"
         raise ConfigError(f"{which} needs launch.master_addr: where node 0 can be reached")
