@@ -50,3 +50,9 @@ def test_what_cannot_work_is_one_line(words: list[str], said: str, capsys: pytes
 )
 def test_address_and_port(place: str, found: tuple[str, int]) -> None:
     assert join.split(place) == found
+
+
+def test_no_port_is_the_usual_one() -> None:
+    """As the configuration has it where only `launch.master_addr` is given."""
+    with pytest.raises(AssertionError, match=rf"\('a', {PORT}, 'x', 9.0\)"):
+        join.join("a", None, rank=1, timeout=9.0)

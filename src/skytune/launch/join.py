@@ -85,8 +85,8 @@ def split(place: str) -> tuple[str, int]:
     return address, int(port or PORT)
 
 
-def join(address: str, port: int, *, rank: int | None, timeout: float) -> int:
-    """Join the run whose node 0 waits there; return the exit code when it has ended.
+def join(address: str, port: int | None, *, rank: int | None, timeout: float) -> int:
+    """Join the run whose node 0 waits there (on the usual port if not given); return the exit code when it has ended.
 
     Raises:
         UserError: node 0 is not there in time, refuses this machine, is lost, or the run failed.
@@ -94,6 +94,7 @@ def join(address: str, port: int, *, rank: int | None, timeout: float) -> int:
     token = os.environ.get(TOKEN)
     if not token:
         raise UserError(f"{TOKEN} is not set: node 0 prints it with its command, or has it from its own environment")
+    port = port or PORT
     channel = _reach(address, port, token, timeout)
     try:
         return _take_part(channel, rank)
