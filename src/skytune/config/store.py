@@ -20,7 +20,7 @@ from . import accelerate_file, accelerate_values
 from .convert import describe, from_dict
 from .docs import field_type, presets
 from .errors import ConfigError
-from .keys import in_dict, is_plain, takes_group, wants_text
+from .keys import in_dict, is_plain, takes_group, wants_text, without_dots
 from .run import RunConfig
 from .secrets import hide
 from .targets import Configurable, import_plugins, registry
@@ -232,6 +232,8 @@ def _one_line(error: Exception) -> str:
     found: BaseException = error
     while found.__cause__ is not None:
         found = found.__cause__
+    if isinstance(found, HydraException) and isinstance(found.__context__, OmegaConfBaseException):
+        found = found.__context__  # of a preset: Hydra names its file, and leaves out what is wrong in it
     key = getattr(found, "full_key", None) or ""
     first = str(found).strip().splitlines()[0] if str(found).strip() else type(found).__name__
     if isinstance(found, MarkedYAMLError) and found.problem_mark is not None:
@@ -244,7 +246,7 @@ def _one_line(error: Exception) -> str:
         return f"{key}: {first}"
     if key:
         try:
-            hint = field_type(str(key).split("[")[0])
+            hint = field_type(without_dots(str(key).split("[")[0]))
             wanted = first if hint is Any else f"must be {describe(hint)}"
         except ConfigError as unknown:
             return f"{unknown}; to add a key to a group of free keys, put a + before it"
