@@ -176,6 +176,7 @@ def test_blank_lines_are_no_machines(text: str, addresses: list[str]) -> None:
         ("gpu[03-05,9],cpu1", "gpu03"),
         ("gpu[7,9-11]", "gpu7"),
         ("rack[1-2]-n.cluster,x", "rack1-n.cluster"),
+        ("rack[1-2]n[03,5],x", "rack1n03"),
         ("", ""),
     ],
 )

@@ -82,8 +82,8 @@ def node_addresses(text: str) -> list[str]:
 
 def first_host(nodelist: str) -> str:
     """Return the first name of Slurm's short form: `gpu[03-05,9],cpu1` is `gpu03`."""
-    found = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist.strip())
-    return "" if found is None else "".join(part or "" for part in found.groups())
+    found = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodelist.strip())
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", found[0]) if found else ""
 
 
 def _skypilot(environ: Mapping[str, str]) -> Nodes | None:
