@@ -108,15 +108,24 @@ class JobDir:
         values = {f: to_dict(getattr(job, f)) for f in job.__dataclass_fields__}
         write_json(self.root / "job.json", {"schema": SCHEMA, **values})
 
+    def look(self) -> Path:
+        """Return the path of `job.json`.
+
+        Raises:
+            UserError: it is not there.
+        """
+        path = self.root / "job.json"
+        if not path.is_file():
+            raise UserError(f"{self.root} is no job directory: job.json is missing")
+        return path
+
     def read_job(self) -> Job:
         """Read `job.json`.
 
         Raises:
             UserError: no job there, or one that another version of this package wrote.
         """
-        path = self.root / "job.json"
-        if not path.is_file():
-            raise UserError(f"{self.root} is no job directory: job.json is missing")
+        path = self.look()
         values = read_json(path)
         schema = values.pop("schema", None)
         if schema != SCHEMA:

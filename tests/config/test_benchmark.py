@@ -1,11 +1,15 @@
 """`benchmark`: what no design may say, in one line each."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skytune.config import BenchmarkConfig, ConfigError, RunConfig, from_dict
+from skytune.config.store import compose_run
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty factor": ({"factors": {"rows": []}}, r"^benchmark\.factors\.rows: no level; give at least one"),
@@ -41,6 +45,18 @@ def test_a_benchmark_needs_a_design() -> None:
 def test_a_price_of_this_machine_is_above_0() -> None:
     with pytest.raises(ConfigError, match=r"compute\.usd_per_hour=0: must be above 0"):
         from_dict(RunConfig, {"compute": {"usd_per_hour": 0}})
+
+
+@pytest.mark.parametrize("name", ["g5.xlarge", "mine"])
+def test_a_price_that_is_no_number_is_named(name: str, compose: Callable[..., RunConfig], tmp_path: Path) -> None:
+    said = rf"^benchmark\.prices\.{name}='abc': must be a number$"
+    with pytest.raises(ConfigError, match=said):
+        compose("experiment=laptop", f"benchmark.prices={{{name}: abc}}")
+    design = tmp_path / "experiment" / "mine.yaml"
+    design.parent.mkdir()
+    design.write_text(f"pipeline: benchmark\nbenchmark:\n  factors: {{rows: [1]}}\n  prices: {{{name}: abc}}\n")
+    with pytest.raises(ConfigError, match=said):
+        compose_run(CONFIGS, ["experiment=mine"], tmp_path)
 
 
 def test_free_groups_take_groups_on_the_command_line(compose: Callable[..., RunConfig]) -> None:

@@ -2,9 +2,11 @@
 form for on demand); SkyPilot's own catalog code on a small catalog. An unknown price is None."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+import types
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from skytune.config import BenchmarkConfig, NotReachable, PriceSource, UserError
+from skytune.launch.catalog import catalog_price
 from skytune.launch.prices import PRICING_REGION, Price, aws_price, price_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +112,42 @@ def test_what_aws_refuses_is_one_line() -> None:
         with pytest.raises(UserError, match=r"AWS refuses: .*AccessDeniedException.*not authorized") as told:
             aws_price("g5.xlarge", False, "us-east-1", lambda *_: client)
     assert "\n" not in str(told.value)
+
+
+def refused(status: int | None) -> Exception:
+    """What requests raises, without and with an answer."""
+    import requests
+
+    request = requests.Request("GET", "https://raw.example.com/catalogs/vms.csv").prepare()
+    response = None
+    if status is not None:
+        response = requests.Response()
+        response.status_code = status
+    return requests.RequestException("HTTPSConnectionPool" * 30, request=request, response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (refused(None), r"raw\.example\.com does not answer"),
+        (refused(503), r"raw\.example\.com answers 503"),
+        (OSError("a\nb " * 99), r"a b a b .*\.\.\."),
+    ],
+)
+def test_a_catalog_out_of_reach_is_one_short_line(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(*_: Any, **__: Any) -> Any:
+        logging.getLogger("sky.catalog.common").error("Please check your internet connection.")
+        raise error
+
+    sky = types.ModuleType("sky")
+    sky.catalog = types.SimpleNamespace(instance_type_exists=ask)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sky", sky)
+    with pytest.raises(NotReachable, match=rf"^benchmark\.price_source=skypilot: .*: {said}; benchmark") as told:
+        catalog_price("g5.xlarge", False, "us-east-1")
+    assert "\n" not in str(told.value) and len(str(told.value)) < 300
+    assert not caplog.records
 
 
 COLUMNS = (

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .accelerate_values import KEY, MEANINGLESS, Refused, integer, mapping, switch
 from .errors import ConfigError
-
-KEY = "launch.accelerate_config"
+from .words import quoted
 
 
 @dataclass
@@ -34,13 +34,6 @@ class Translated:
     def get(self, key: str) -> str | None:
         """Return the value of an override that was added."""
         return dict(self.overrides).get(key)
-
-
-class Refused(ConfigError):
-    """An option that cannot be honoured."""
-
-    def __init__(self, option: str, value: Any, why: str) -> None:
-        super().__init__(f"{KEY}: {option}={value}: {why}")
 
 
 OTHER_DEVICES = (
@@ -65,10 +58,8 @@ DISTRIBUTED: dict[str, tuple[tuple[str, str], ...] | str] = {
 """Overrides by `distributed_type`, or why it is refused."""
 
 PRECISION = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
-COMPILE = {"default": "on", "reduce-overhead": "reduce_overhead", "max-autotune": "max_autotune"}
+GROUPS = ("dynamo_config", "fp8_config", "fsdp_config", "deepspeed_config", "parallelism_config")
 TPU_ONLY = ("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "tpu_vm", "tpu_env")
-MEANINGLESS: tuple[Any, ...] = (None, "", False, "no", "NO", [], [""], {}, "none", "null")
-"""Values by which a file says that an option is not used."""
 
 
 def translate_file(name: str) -> Translated:
@@ -99,22 +90,24 @@ def translate(values: Mapping[str, Any], folder: Path = Path()) -> Translated:
     if left.pop("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         why = "only LOCAL_MACHINE is taken; a stack with the SkyPilot step operator brings machines up"
         raise Refused("compute_environment", values["compute_environment"], why)
-    kind = str(left.pop("distributed_type", "NO")).upper()
+    kind = str(left.pop("distributed_type", None) or "NO").upper()
     _kind(found, kind)
     for option, take in _TOP.items():
         if option in left and (value := left.pop(option)) is not None:
             take(found, option, value)
-    machines = int(left.pop("num_machines", 1) or 1)
+    machines = integer("num_machines", left.pop("num_machines", None) or 1, least=1)
     _machines(found, machines, left)
     _devices(found, kind, left, machines)
-    _dynamo(found, left.pop("dynamo_config", None) or {}, left.pop("dynamo_backend", None))
-    _fp8(left.pop("fp8_config", None) or {})
+    groups = {name: mapping(name, left.pop(name, None)) for name in GROUPS}
+    from .accelerate_compile import dynamo, fp8
     from .accelerate_deepspeed import deepspeed
     from .accelerate_strategies import fsdp, parallelism
 
-    fsdp(found, left.pop("fsdp_config", None) or {}, used=kind == "FSDP")
-    deepspeed(found, left.pop("deepspeed_config", None) or {}, folder, used=kind == "DEEPSPEED")
-    parallelism(found, left.pop("parallelism_config", None) or {})
+    dynamo(found, groups["dynamo_config"], left.pop("dynamo_backend", None))
+    fp8(groups["fp8_config"])
+    fsdp(found, groups["fsdp_config"], used=kind == "FSDP")
+    deepspeed(found, groups["deepspeed_config"], folder, used=kind == "DEEPSPEED")
+    parallelism(found, groups["parallelism_config"])
     for option, value in left.items():
         raise Refused(option, value, "is not known to this version")
     found.overrides.sort(key=lambda pair: "." in pair[0])
@@ -145,66 +138,29 @@ def _machines(found: Translated, machines: int, left: dict[str, Any]) -> None:
             "rdzv_backend", backend, "machines meet at launch.master_addr, in a fixed number: static says that"
         )
     found.set("launch.nodes", machines)
-    for option, key in keys.items():
+    for option in ("machine_rank", "main_process_port"):
         if said[option] is not None:
-            found.set(f"launch.{key}", said[option])
+            found.set(f"launch.{keys[option]}", integer(option, said[option], least=0))
+    if said["main_process_ip"] is not None:
+        found.set("launch.master_addr", quoted(str(said["main_process_ip"])))
 
 
 def _devices(found: Translated, kind: str, left: dict[str, Any], machines: int) -> None:
-    if left.pop("use_cpu", False):
+    if switch("use_cpu", left.pop("use_cpu", False)):
         found.set("compute", "cpu")
     count = left.pop("num_processes", None)
     if count is None and kind == "NO":
         count = 1
     if count is not None:
-        found.set("launch.num_processes", "auto" if int(count) < 1 else int(count))
+        count = integer("num_processes", count)
+        found.set("launch.num_processes", "auto" if count < 1 else count)
     ids = left.pop("gpu_ids", None)
-    if ids not in (None, "all", ""):
+    if ids not in (None, "all", "", []):
         if machines > 1:
             found.notes.append("gpu_ids: is said of this machine only; the others take all that they have")
+        words = ",".join(map(str, ids)) if isinstance(ids, list) else str(ids)
         # In quotes: to Hydra a comma is the beginning of a sweep.
-        found.set("launch.gpu_ids", "'" + str(ids).replace(" ", "").strip("'") + "'")
-
-
-def _dynamo(found: Translated, config: Mapping[str, Any], backend: Any) -> None:
-    left = {key.removeprefix("dynamo_"): value for key, value in config.items()}
-    backend = str(left.pop("backend", backend) or "NO").upper()
-    mode, dynamic = str(left.pop("mode", None) or "default"), left.pop("use_dynamic", None)
-    if backend not in ("NO", "INDUCTOR"):
-        raise Refused("dynamo_backend", backend, "compile=on compiles with INDUCTOR, the backend of torch itself")
-    for option, why in (
-        ("use_fullgraph", "a model may have parts that cannot be compiled; they run as they are"),
-        ("use_regional_compilation", "the whole model is compiled; compile.shapes bounds how often"),
-    ):
-        if (value := left.pop(option, None)) not in MEANINGLESS:
-            raise Refused(f"dynamo_{option}", value, why)
-    for option, value in left.items():
-        raise Refused(f"dynamo_{option}", value, "is not known to this version")
-    if backend == "NO":
-        if config:
-            found.set("compile", "off")
-        return
-    if mode not in COMPILE:
-        raise Refused("dynamo_mode", mode, f"known are {', '.join(COMPILE)}")
-    found.set("compile", COMPILE[mode])
-    if dynamic is False and COMPILE[mode] == "on":
-        found.set("compile.shapes", 8)  # fixed shapes, as `reduce_overhead` has them, in a bounded number
-    elif dynamic is True and COMPILE[mode] != "on":
-        raise Refused("dynamo_use_dynamic", True, f"{mode} records kernels for fixed lengths (compile.shapes many)")
-
-
-def _fp8(config: Mapping[str, Any]) -> None:
-    left = dict(config)
-    backend = str(left.pop("backend", "AO")).upper()
-    if backend != "AO":
-        raise Refused("fp8_config.backend", backend, "precision=fp8 is computed by torchao: AO says that")
-    if left.pop("enable_fsdp_float8_all_gather", False):
-        raise Refused(
-            "fp8_config.enable_fsdp_float8_all_gather", True, "weights are gathered in their own format: false"
-        )
-    left.pop("pad_inner_dim", None)  # torchao is given layers whose sizes fit, others stay as they are
-    for option, value in left.items():
-        raise Refused(f"fp8_config.{option}", value, "is not known to this version")
+        found.set("launch.gpu_ids", "'" + words.replace(" ", "").strip("'") + "'")
 
 
 def _precision(found: Translated, option: str, value: Any) -> None:
@@ -215,7 +171,7 @@ def _precision(found: Translated, option: str, value: Any) -> None:
 
 
 def _fp16(found: Translated, option: str, value: Any) -> None:
-    found.set("precision", "fp16" if value else "fp32")
+    found.set("precision", "fp16" if switch(option, value) else "fp32")
 
 
 def _refused(why: str) -> Callable[[Translated, str, Any], None]:
@@ -241,7 +197,7 @@ def _nothing(found: Translated, option: str, value: Any) -> None:
 
 
 def _restarts(found: Translated, option: str, value: Any) -> None:
-    if int(value):
+    if integer(option, value):
         raise Refused(
             option, value, "workers are not started again in place; the same command goes on from the checkpoint"
         )
@@ -250,11 +206,6 @@ def _restarts(found: Translated, option: str, value: Any) -> None:
 def _function(found: Translated, option: str, value: Any) -> None:
     if value != "main":
         raise Refused(option, value, "there is no script of yours to call: python src/run.py is the command")
-
-
-def yes(value: Any) -> bool:
-    """Whether a value of a file switches an option on."""
-    return value is True or str(value).lower() in ("true", "yes", "1")
 
 
 _TOP: dict[str, Callable[[Translated, str, Any], None]] = {

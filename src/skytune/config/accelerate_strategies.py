@@ -1,9 +1,11 @@
 """The parts of an `accelerate config` file about strategies: FSDP and parallelism."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from .accelerate_file import Refused, Translated, yes
+from .accelerate_file import Translated
+from .accelerate_values import Refused, integer, switch
 
 SHARDING = {
     "FULL_SHARD": "full", "SHARD_GRAD_OP": "grad_op", "HYBRID_SHARD": "hybrid", "TRUE": "full", "FALSE": "grad_op",
@@ -17,15 +19,15 @@ def fsdp(found: Translated, config: Mapping[str, Any], *, used: bool) -> None:
     if not used:
         return
     left = {key.removeprefix("fsdp_"): value for key, value in config.items() if value is not None}
-    version = int(left.pop("version", 1))
+    version = integer("fsdp_version", left.pop("version", 1))
     if version not in (1, 2):
         raise Refused("fsdp_version", version, "known are 1 and 2")
     for option in ("sharding_strategy", "reshard_after_forward"):
         if option in left:
             _sharding(found, f"fsdp_{option}", left.pop(option))
-    if yes(left.pop("offload_params", False)):
+    if switch("fsdp_offload_params", left.pop("offload_params", False)):
         found.set("strategy.offload", "parameters")
-    if yes(left.pop("activation_checkpointing", False)):
+    if switch("fsdp_activation_checkpointing", left.pop("activation_checkpointing", False)):
         found.set("strategy.activation_checkpointing", True)
     policy = str(left.pop("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")).upper()
     if policy != "TRANSFORMER_BASED_WRAP":
@@ -33,7 +35,7 @@ def fsdp(found: Translated, config: Mapping[str, Any], *, used: bool) -> None:
             "fsdp_auto_wrap_policy", policy, "the model's blocks are wrapped, which strategy.wrap=CLASS can name"
         )
     block = left.pop("transformer_layer_cls_to_wrap", None)
-    if block and "," in str(block):
+    if block and not re.fullmatch(r"[\w.]+", str(block)):
         raise Refused("fsdp_transformer_layer_cls_to_wrap", block, "one class is wrapped: name the one that repeats")
     if block:
         found.set("strategy.wrap", block)
@@ -56,7 +58,7 @@ def fsdp(found: Translated, config: Mapping[str, Any], *, used: bool) -> None:
         value = left.pop(option, None)
         if value is not None and str(value).upper() not in allowed:
             raise Refused(f"fsdp_{option}", value, why)
-    if yes(left.pop("cpu_ram_efficient_loading", False)):
+    if switch("fsdp_cpu_ram_efficient_loading", left.pop("cpu_ram_efficient_loading", False)):
         found.notes.append(
             "fsdp_cpu_ram_efficient_loading=True: has no effect here: every process reads the weights for itself, "
             "before they are cut up"
@@ -79,12 +81,11 @@ def parallelism(found: Translated, config: Mapping[str, Any]) -> None:
     """Take `parallelism_config`."""
     left = {key.removeprefix("parallelism_config_"): value for key, value in config.items()}
     for name, what in (("tp_size", "tensor"), ("cp_size", "context"), ("sp_size", "sequence")):
-        if int(left.pop(name, 1) or 1) > 1:
-            value = config.get(f"parallelism_config_{name}", config.get(name))
-            raise Refused(f"parallelism_config_{name}", value, f"{what} parallelism is not supported; strategy=fsdp is")
+        if (size := _size(left, name)) > 1:
+            raise Refused(f"parallelism_config_{name}", size, f"{what} parallelism is not supported; strategy=fsdp is")
     for name in [key for key in left if key.startswith(("cp_", "sp_"))]:
         left.pop(name)  # of what was not asked for
-    copies, shards = (int(left.pop(f"dp_{name}_size", 1) or 1) for name in ("replicate", "shard"))
+    copies, shards = (_size(left, f"dp_{name}_size") for name in ("replicate", "shard"))
     if shards > 1:
         found.set("strategy", "fsdp")
         found.set("strategy.sharding", "hybrid" if copies > 1 else "full")
@@ -94,3 +95,7 @@ def parallelism(found: Translated, config: Mapping[str, Any]) -> None:
         found.set("strategy", "ddp")
     for option, value in left.items():
         raise Refused(f"parallelism_config_{option}", value, "is not known to this version")
+
+
+def _size(left: dict[str, Any], name: str) -> int:
+    return integer(f"parallelism_config_{name}", left.pop(name, None) or 1)

@@ -241,5 +241,10 @@ class LaunchConfig:
             raise ConfigError(f"launch.node_rank={self.node_rank}: the first machine has 0")
         if self.master_port is not None and not 0 < self.master_port < 65535:
             raise ConfigError(f"launch.master_port={self.master_port}: must lie between 1 and 65534")
+        for number, host in enumerate(self.hosts):
+            if not host.strip():
+                raise ConfigError(f"launch.hosts={self.hosts}: a name is empty")
+            if host in self.hosts[:number]:
+                raise ConfigError(f"launch.hosts=[{','.join(self.hosts)}]: {host} is named twice")
         if self.gpu_ids is not None and not re.fullmatch(r"[\w-]+(,[\w-]+)*", self.gpu_ids):
             raise ConfigError(f"launch.gpu_ids={self.gpu_ids}: write numbers with commas between them, as in '0,1'")

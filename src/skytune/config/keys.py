@@ -31,6 +31,16 @@ def wants_text(key: str) -> bool:
         return False
 
 
+def without_dots(key: str) -> str:
+    """Return the key with dots inside a free name (`prices.g5.xlarge`) taken for a part of the name."""
+    parts = key.split(".")
+    for cut in range(1, len(parts) - 1):
+        hint = field_type(".".join(parts[:cut]))
+        if typing.get_origin(hint) is dict and not takes_group(typing.get_args(hint)[1]):
+            return ".".join([*parts[:cut], "_".join(parts[cut:])])
+    return key
+
+
 def is_plain(value: Any) -> bool:
     """Whether YAML and JSON can hold the value."""
     if isinstance(value, (list, tuple)):

@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from . import accelerate_file
+from . import accelerate_file, accelerate_values
 from .convert import describe, from_dict
 from .docs import field_type, presets
 from .errors import ConfigError
-from .keys import in_dict, is_plain, takes_group, wants_text
+from .keys import in_dict, is_plain, takes_group, wants_text, without_dots
 from .run import RunConfig
 from .secrets import hide
 from .targets import Configurable, import_plugins, registry
@@ -88,8 +88,8 @@ def compose_run(
     for key in emptied:
         empty(values, key)
     config = from_dict(RunConfig, values)
-    if config.launch.accelerate_config and not any(text.startswith(f"{accelerate_file.KEY}=") for text in overrides):
-        raise ConfigError(f"{accelerate_file.KEY}: give it on the command line, so that presets cannot go before it")
+    if config.launch.accelerate_config and not any(text.startswith(f"{accelerate_values.KEY}=") for text in overrides):
+        raise ConfigError(f"{accelerate_values.KEY}: give it on the command line, so that presets cannot go before it")
     if "plugins" not in {override.key_or_group for override in parsed}:
         config.plugins = list(dict.fromkeys([*_plugins(parsed), *config.plugins]))
         import_plugins(config.plugins)  # those that a preset names: a mistake in them is told here, not by a worker
@@ -102,7 +102,7 @@ def _with_accelerate(overrides: list[str]) -> list[str]:
     What the command line says of a key, or of a preset of its group, goes before the file.
     """
     parsed = [_parse(text) for text in overrides]
-    named = [o.value() for o in parsed if o.key_or_group == accelerate_file.KEY and not o.is_delete()]
+    named = [o.value() for o in parsed if o.key_or_group == accelerate_values.KEY and not o.is_delete()]
     if not named or named[-1] is None:
         return overrides
     said = {override.key_or_group.split("@")[0] for override in parsed}
@@ -232,6 +232,8 @@ def _one_line(error: Exception) -> str:
     found: BaseException = error
     while found.__cause__ is not None:
         found = found.__cause__
+    if isinstance(found, HydraException) and isinstance(found.__context__, OmegaConfBaseException):
+        found = found.__context__  # of a preset: Hydra names its file, and leaves out what is wrong in it
     key = getattr(found, "full_key", None) or ""
     first = str(found).strip().splitlines()[0] if str(found).strip() else type(found).__name__
     if isinstance(found, MarkedYAMLError) and found.problem_mark is not None:
@@ -244,7 +246,7 @@ def _one_line(error: Exception) -> str:
         return f"{key}: {first}"
     if key:
         try:
-            hint = field_type(str(key).split("[")[0])
+            hint = field_type(without_dots(str(key).split("[")[0]))
             wanted = first if hint is Any else f"must be {describe(hint)}"
         except ConfigError as unknown:
             return f"{unknown}; to add a key to a group of free keys, put a + before it"

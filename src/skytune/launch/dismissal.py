@@ -24,7 +24,8 @@ def dismiss(nodes: Nodes) -> None:
     if nodes.count == 1 or nodes.rank or not token or gathered.is_set():
         return
     until, left = time.monotonic() + DISMISS_SECONDS, nodes.count - 1
-    with contextlib.suppress(OSError), socket.create_server(("", nodes.port or PORT)) as door:
+    # Whatever goes wrong here: it may be that a run has failed just now, and it must not take that error's place.
+    with contextlib.suppress(Exception), socket.create_server(("", nodes.port or PORT)) as door:
         while left and time.monotonic() < until:
             door.settimeout(max(0.1, until - time.monotonic()))
             channel = Channel(door.accept()[0], HANDSHAKE_SECONDS)

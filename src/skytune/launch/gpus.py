@@ -5,7 +5,7 @@ import platform
 import sys
 from pathlib import Path
 
-from ..config import ComputeConfig, Device, LaunchConfig, RunConfig, UserError
+from ..config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig, UserError
 from ..training.refusals import refuse_precision, refuse_strategy
 from .nodes import nodes_of
 
@@ -26,11 +26,12 @@ def refuse_missing(config: RunConfig) -> None:
     """Refuse what this machine cannot run, before any data is read; the workers look again, more closely.
 
     Raises:
-        UserError: a device that is not there, more processes than GPUs, or a strategy or precision that cannot be had.
+        UserError: a device that is not there, more processes than GPUs, a number of them that machines cannot share
+            evenly, or a strategy or precision that cannot be had.
     """
     compute, launch = config.compute, config.launch
     nodes = nodes_of(launch, os.environ).count
-    wanted = 1 if launch.num_processes == "auto" else -(-int(launch.num_processes) // nodes)
+    wanted = 1 if launch.num_processes == "auto" else processes_each(compute, launch, nodes)
     if compute.device is Device.mps and sys.platform != "darwin":
         raise UserError("compute=mps: only Macs have it; use compute=cpu or compute=auto")
     if compute.device is Device.cuda and count_gpus() < wanted:
@@ -59,6 +60,20 @@ def processes_wanted(compute: ComputeConfig, launch: LaunchConfig) -> int:
     if compute.device in (Device.cpu, Device.mps):
         return 1
     return max(1, count_gpus())
+
+
+def processes_each(compute: ComputeConfig, launch: LaunchConfig, nodes: int) -> int:
+    """Return the processes of every machine: an even share of what was asked for, else one a GPU, else one.
+
+    Raises:
+        ConfigError: they cannot be shared out evenly.
+    """
+    if launch.num_processes == "auto":
+        return processes_wanted(compute, launch)
+    total = int(launch.num_processes)
+    if total % nodes:
+        raise ConfigError(f"launch.num_processes={total}: cannot be shared out evenly among {nodes} machines")
+    return total // nodes
 
 
 def threads_each(launch: LaunchConfig, processes: int) -> int:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -50,6 +51,10 @@ def main(words: list[str]) -> int:
         if given.secrets_on_stdin:
             os.environ.update(json.loads(sys.stdin.readline()))
             threading.Thread(target=_end_with_ssh, daemon=True, name="ssh").start()
+        if not given.timeout > 0:  # not a number neither: it would never be over
+            raise UserError(f"--timeout={given.timeout:g}: must be a number of seconds above 0")
+        if given.node_rank is not None and given.node_rank < 1:
+            raise UserError(f"--node-rank={given.node_rank}: must be at least 1; node 0 runs src/run.py")
         address, port = split(given.place)
         return join(address, port, rank=given.node_rank, timeout=given.timeout)
     except KeyboardInterrupt:
@@ -63,7 +68,11 @@ def main(words: list[str]) -> int:
 
 
 def split(place: str) -> tuple[str, int]:
-    """Return address and port; an IPv6 address with a port stands in brackets."""
+    """Return address and port; an IPv6 address with a port stands in brackets.
+
+    Raises:
+        UserError: there is no address, or the port is none.
+    """
     if place.startswith("["):
         address, _, port = place[1:].partition("]")
         port = port.removeprefix(":")
@@ -71,13 +80,13 @@ def split(place: str) -> tuple[str, int]:
         address, _, port = place.partition(":")
     else:
         address, port = place, ""
-    if port and not port.isdecimal():
-        raise UserError(f"{place}: write ADDRESS:PORT")
+    if not address or (port and not (re.fullmatch("[0-9]{1,9}", port) and 0 < int(port) <= 65535)):
+        raise UserError(f"{place}: write ADDRESS:PORT, with a port between 1 and 65535")
     return address, int(port or PORT)
 
 
-def join(address: str, port: int, *, rank: int | None, timeout: float) -> int:
-    """Join the run whose node 0 waits there; return the exit code when it has ended.
+def join(address: str, port: int | None, *, rank: int | None, timeout: float) -> int:
+    """Join the run whose node 0 waits there (on the usual port if not given); return the exit code when it has ended.
 
     Raises:
         UserError: node 0 is not there in time, refuses this machine, is lost, or the run failed.
@@ -85,6 +94,7 @@ def join(address: str, port: int, *, rank: int | None, timeout: float) -> int:
     token = os.environ.get(TOKEN)
     if not token:
         raise UserError(f"{TOKEN} is not set: node 0 prints it with its command, or has it from its own environment")
+    port = port or PORT
     channel = _reach(address, port, token, timeout)
     try:
         return _take_part(channel, rank)

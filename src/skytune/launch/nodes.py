@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..config import ConfigError, LaunchConfig
+from .variables import count, port, rank
 
 PORT = 29511
 """Where node 0 waits for the others unless something else is said; not 29500, which every torchrun takes."""
+
+ALONE = "there is one machine; launch.nodes=N says how many there are"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def nodes_of(launch: LaunchConfig, environ: Mapping[str, str]) -> Nodes:
             )
         return Nodes(len(launch.hosts) + 1, 0, launch.master_addr, launch.master_port)
     if launch.nodes == 1:
+        if launch.node_rank:
+            raise ConfigError(f"launch.node_rank={launch.node_rank}: launch.nodes=1 says that there is one machine")
         return Nodes()
     found = next((nodes for read in CLUSTERS if (nodes := read(environ)) is not None), Nodes())
     if launch.nodes is not None and launch.nodes != found.count:
@@ -58,12 +63,15 @@ def nodes_of(launch: LaunchConfig, environ: Mapping[str, str]) -> Nodes:
         port=launch.master_port or found.port,
     )
     if nodes.rank >= nodes.count:
-        more = "" if nodes.count > 1 else " (launch.nodes=N says how many there are)"
-        raise ConfigError(
-            f"launch.node_rank={nodes.rank}: there are {nodes.count} machines, the last is {nodes.count - 1}{more}"
-        )
+        there = f"there are {nodes.count} machines, the last is {nodes.count - 1}" if nodes.count > 1 else ALONE
+        raise ConfigError(f"launch.node_rank={nodes.rank}: {there}")
+    if nodes.count == 1 and not nodes.source:
+        for key in ("master_addr", "master_port"):
+            if (value := getattr(launch, key)) is not None:
+                raise ConfigError(f"launch.{key}={value}: {ALONE}")
     if nodes.rank and not nodes.address:
-        raise ConfigError(f"launch.node_rank={nodes.rank} needs launch.master_addr: where node 0 can be reached")
+        which = f"launch.node_rank={nodes.rank}" if launch.node_rank else f"{nodes.source}'s node {nodes.rank}"
+        raise ConfigError(f"{which} needs launch.master_addr: where node 0 can be reached")
     return nodes
 
 
@@ -74,71 +82,84 @@ def node_addresses(text: str) -> list[str]:
 
 def first_host(nodelist: str) -> str:
     """Return the first name of Slurm's short form: `gpu[03-05,9],cpu1` is `gpu03`."""
-    found = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist.strip())
-    return "" if found is None else "".join(part or "" for part in found.groups())
+    found = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodelist.strip())
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", found[0]) if found else ""
 
 
 def _skypilot(environ: Mapping[str, str]) -> Nodes | None:
     addresses = node_addresses(environ.get("SKYPILOT_NODE_IPS", ""))
-    if not addresses:
-        return None
-    said = environ.get("SKYPILOT_NUM_NODES")
-    if said is not None and _number(environ, "SKYPILOT_NUM_NODES") != len(addresses):
-        raise ConfigError(f"SKYPILOT_NUM_NODES={said}, but SKYPILOT_NODE_IPS names {len(addresses)} machines")
-    return Nodes(len(addresses), _number(environ, "SKYPILOT_NODE_RANK"), addresses[0], PORT, "SkyPilot")
+    said = count(environ, "SKYPILOT_NUM_NODES") if "SKYPILOT_NUM_NODES" in environ else None
+    if said is not None and said != len(addresses) and (addresses or said > 1):
+        raise ConfigError(
+            f"SKYPILOT_NUM_NODES={said}, but SKYPILOT_NODE_IPS names {len(addresses)} machines (launch.nodes=1 trains "
+            "on this one alone)"
+        )
+    own = rank(environ, "SKYPILOT_NODE_RANK", max(1, len(addresses)))
+    return Nodes(len(addresses), own, addresses[0], PORT, "SkyPilot") if addresses else None
 
 
 def _slurm(environ: Mapping[str, str]) -> Nodes | None:
     # Only inside a step: the batch script itself runs on the first machine alone, whatever the job was given.
     if "SLURM_STEP_ID" not in environ or "SLURM_NODEID" not in environ:
         return None
-    name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
-    count = _number(environ, name)
+    machines = count(environ, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES")
     tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
-    if count > 1 and tasks is not None and tasks != str(count):
-        raise ConfigError(f"Slurm runs {tasks} tasks on {count} machines: one each is right (srun --ntasks-per-node=1)")
+    # In a terminal (srun --pty) Slurm runs a shell as task 0 and takes all output from the others: they end.
+    shell = machines == 1 and "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID", "0") == "0"
+    if tasks is not None and tasks != str(machines) and not shell:
+        raise ConfigError(
+            f"Slurm runs {tasks} tasks on {machines} machine{'s' if machines > 1 else ''}: one each is right (srun "
+            "--ntasks-per-node=1); launch.num_processes=N says how many processes train"
+        )
     nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    return Nodes(count, _number(environ, "SLURM_NODEID"), first_host(nodelist) or None, PORT, "Slurm")
+    return Nodes(machines, rank(environ, "SLURM_NODEID", machines), first_host(nodelist) or None, PORT, "Slurm")
 
 
 def _torchrun(environ: Mapping[str, str]) -> Nodes | None:
     """What torchrun takes as its options, or gives to its workers; and the names that most scripts use for the same."""
     address = environ.get("MASTER_ADDR")
-    port = _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else PORT
     if "PET_NNODES" in environ:
-        if not environ["PET_NNODES"].isdecimal():
+        if ":" in environ["PET_NNODES"]:
             raise ConfigError(f"PET_NNODES={environ['PET_NNODES']}: the number of machines must be fixed")
-        own = _number(environ, "PET_MASTER_PORT") if "PET_MASTER_PORT" in environ else port
+        machines = count(environ, "PET_NNODES")
         return Nodes(
-            _number(environ, "PET_NNODES"), _number(environ, "PET_NODE_RANK"), environ.get("PET_MASTER_ADDR", address),
-            own, "torchrun",
+            machines, rank(environ, "PET_NODE_RANK", machines), environ.get("PET_MASTER_ADDR", address),
+            _port(environ, "PET_MASTER_PORT", "MASTER_PORT"), "torchrun",
         )  # fmt: skip
     if {"GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= environ.keys():
-        count = _number(environ, "WORLD_SIZE") // max(1, _number(environ, "LOCAL_WORLD_SIZE"))
+        world, each = count(environ, "WORLD_SIZE"), count(environ, "LOCAL_WORLD_SIZE")
+        if world % each:
+            raise ConfigError(f"WORLD_SIZE={world} is no multiple of LOCAL_WORLD_SIZE={each}: machines must be alike")
         # On its own port torchrun's store listens.
-        return Nodes(count, _number(environ, "GROUP_RANK"), address, PORT, "torchrun")
+        return Nodes(world // each, rank(environ, "GROUP_RANK", world // each), address, PORT, "torchrun")
     if {"NNODES", "NODE_RANK"} <= environ.keys():
-        return Nodes(_number(environ, "NNODES"), _number(environ, "NODE_RANK"), address, port, "torchrun")
+        machines = count(environ, "NNODES")
+        own = rank(environ, "NODE_RANK", machines)
+        return Nodes(machines, own, address, _port(environ, "MASTER_PORT"), "torchrun")
     return None
+
+
+def _port(environ: Mapping[str, str], *names: str) -> int:
+    return next((port(environ, name) for name in names if name in environ), PORT)
 
 
 def _sagemaker(environ: Mapping[str, str]) -> Nodes | None:
     if "SM_HOSTS" not in environ or "SM_CURRENT_HOST" not in environ:
         return None
-    hosts, own = sorted(json.loads(environ["SM_HOSTS"]), key=_natural), environ["SM_CURRENT_HOST"]
+    try:
+        said = json.loads(environ["SM_HOSTS"])
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, list) or not said or not all(isinstance(host, str) for host in said):
+        text = " ".join(environ["SM_HOSTS"].split())
+        raise ConfigError(f'SM_HOSTS={text}: must be a list of names in JSON, as in ["algo-1", "algo-2"]')
+    hosts, own = sorted(said, key=_natural), environ["SM_CURRENT_HOST"]
     if own not in hosts:
         raise ConfigError(f"SM_CURRENT_HOST={own} is not among SM_HOSTS={environ['SM_HOSTS']}")
     return Nodes(len(hosts), hosts.index(own), hosts[0], PORT, "SageMaker")
 
 
 CLUSTERS: tuple[Callable[[Mapping[str, str]], Nodes | None], ...] = (_skypilot, _slurm, _torchrun, _sagemaker)
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    said = environ.get(name, "0")
-    if not said.isdecimal():
-        raise ConfigError(f"{name}={said}: must be a whole number")
-    return int(said)
 
 
 def _natural(host: str) -> list[tuple[int, str]]:

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from typing import Any
 
-from ..config import ComputeConfig, ConfigError, Device, LaunchConfig, Preempted, UserError
+from ..config import ComputeConfig, Device, LaunchConfig, Preempted, UserError
 from ..job import JobDir
 from ..training.preemption import FLAG_FILE
 from ..training.refusals import refuse_strategy
 from .gathering import TOKEN, Gathering
-from .gpus import device_here, processes_wanted, threads_each
+from .gpus import device_here, processes_each, threads_each
 from .hosts import Hosts, is_this_machine
 from .local import PeerEnded, Team, environment, run_workers, start
 from .machine import about, differs, network, own_address
@@ -24,20 +24,6 @@ from .processes import START
 from .stopping import Stopping
 
 log = logging.getLogger(__name__)
-
-
-def processes_each(compute: ComputeConfig, launch: LaunchConfig, nodes: int) -> int:
-    """Return the processes of every machine: an even share of what was asked for, else one a GPU, else one.
-
-    Raises:
-        ConfigError: they cannot be shared out evenly.
-    """
-    if launch.num_processes == "auto":
-        return processes_wanted(compute, launch)
-    total = int(launch.num_processes)
-    if total % nodes:
-        raise ConfigError(f"launch.num_processes={total}: cannot be shared out evenly among {nodes} machines")
-    return total // nodes
 
 
 def agent(job: JobDir, nodes: Nodes, each: int, master: str, port: int) -> list[str]:

@@ -31,6 +31,12 @@ def main(argv: list[str] | None = None) -> int:
         print("usage: python -m skytune.training.worker JOBDIR", file=sys.stderr)
         return 2
     job = JobDir(arguments[0])
+    try:
+        job.look()  # before anything is written into a folder that may be a slip of the pen
+    except UserError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 1
     rank = int(os.environ.get("RANK", "0"))
     _watch_launcher()
     gc.disable()  # until everything is imported (`session.run_job`): a million objects and no garbage
