@@ -80,6 +80,17 @@ class Base:
     def exchange(self) -> None:
         """See `Strategy`."""
 
+    def agree(self) -> None:
+        """See `Strategy`. Numbers with a point alone: the others are constants."""
+        if self.world.size == 1:
+            return
+        for buffer in self.model.buffers():
+            if buffer.is_floating_point():
+                whole = buffer.detach().contiguous()  # which is the buffer itself, unless it is laid out in another way
+                torch.distributed.broadcast(whole, src=0)
+                if not buffer.is_contiguous():
+                    buffer.copy_(whole)
+
     def autocast(self) -> AbstractContextManager[None]:
         """See `Strategy`."""
         return precision.autocast(self.world.device.type, self.world.precision)

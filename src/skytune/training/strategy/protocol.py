@@ -55,6 +55,10 @@ class Strategy(Protocol):
     def exchange(self) -> None:
         """Average over processes the gradients that were computed `alone`."""
 
+    def agree(self) -> None:
+        """Give all processes rank 0's buffers (a batch normalization's statistics), which are what is exported, before
+        a prediction (collective)."""
+
     def autocast(self) -> AbstractContextManager[None]:
         """Context of a forward pass: the precision."""
 

@@ -51,14 +51,12 @@ class Replicated(Base):
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """See `Strategy`. DDP's forward sends rank 0's buffers to all before a step's first micro-batch: here that is
-        done on entering (numbers with a point alone: the others are constants), and then left out."""
+        done on entering, and then left out."""
         ddp = self.module
         if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
             yield
             return
-        for buffer in ddp.module.buffers():
-            if buffer.is_floating_point():
-                torch.distributed.broadcast(buffer, src=0)
+        self.agree()
         before = ddp.require_forward_param_sync
         with ddp.no_sync():
             ddp.require_forward_param_sync = False
