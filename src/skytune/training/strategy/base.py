@@ -14,6 +14,7 @@ from ..checkpoint.optimizer import flatten_optimizer, restore_optimizer
 from ..compiling import compile_in_place
 from ..schedule import build_optimizer
 from .blocks import checkpoint_activations, find_blocks
+from .scaling import into_torch, of_torch
 
 if TYPE_CHECKING:
     from ..devices import World
@@ -149,12 +150,12 @@ class Base:
 
     def scaling(self) -> dict[str, Any] | None:
         """See `Strategy`."""
-        return None if self.scaler is None else dict(self.scaler.state_dict())
+        return None if self.scaler is None else of_torch(self.scaler)
 
     def load_scaling(self, values: Mapping[str, Any] | None) -> None:
         """See `Strategy`."""
         if self.scaler is not None and values:
-            self.scaler.load_state_dict(dict(values))
+            into_torch(self.scaler, values)
 
     def export(self) -> torch.nn.Module | None:
         """See `Strategy`."""

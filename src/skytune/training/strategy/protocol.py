@@ -90,7 +90,7 @@ class Strategy(Protocol):
         """Put a state back that any strategy on any number of processes saved."""
 
     def scaling(self) -> dict[str, Any] | None:
-        """Return the state of the loss scaling as JSON; None without it."""
+        """Return the state of the loss scaling in the form of `scaling`; None without it."""
 
     def load_scaling(self, values: Mapping[str, Any] | None) -> None:
         """Put the state of the loss scaling back."""
