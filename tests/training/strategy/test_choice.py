@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, GPT2Config
 
-from skytune.config import ConfigError, RunConfig, StrategyName, UserError, from_dict
+from skytune.config import ConfigError, Precision, RunConfig, StrategyName, UserError, from_dict
 from skytune.launch.gpus import refuse_missing
+from skytune.training.devices import World
 from skytune.training.refusals import chosen, refuse_strategy
+from skytune.training.strategy import build_strategy
 from skytune.training.strategy.blocks import checkpoint_activations, find_blocks
 from skytune.training.strategy.replicated import Counted, joined
 from skytune.training.strategy.sharded import filled, hollow
@@ -137,6 +139,19 @@ def test_tied_weights_stay_tied() -> None:
     model["b"].weight = model["a"].weight
     whole = filled(hollow(model), {name: tensor.clone() for name, tensor in model.state_dict().items()})
     assert whole["a"].weight is whole["b"].weight
+
+
+def test_an_exchange_under_fsdp_that_fails_says_what_fsdp_needs() -> None:
+    strategy = build_strategy(config(name="fsdp"), World(0, 2, torch.device("cpu"), Precision.fp32, Precision.fp32))
+    try:
+        for message, notes in (("gloo: Received data size doesn't match", 1), ("index out of range", 0)):
+            with pytest.raises(RuntimeError) as error, strategy.micro_step(True):
+                raise RuntimeError(message)
+            found = getattr(error.value, "__notes__", [])
+            assert len(found) == notes
+            assert all("all processes to use the same weights in every pass" in note for note in found)
+    finally:
+        strategy.close()
 
 
 def test_the_loss_of_uneven_shares_is_that_of_the_whole_batch() -> None:

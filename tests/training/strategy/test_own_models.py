@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from skytune.config import UserError
 from skytune.data.batches import TokenTable
 from skytune.models import load_saved
 from skytune.training.outputs import read_predictions
@@ -31,3 +32,14 @@ def test_a_sharded_batch_normalization_predicts_as_it_is_exported(run_job: Any) 
         tensors = {name: tensor for name, tensor in table.batch(np.array([row])).items() if name != "labels"}
         with torch.no_grad():
             assert np.abs(model(**tensors)["logits"][0].numpy() - found).max() < 1e-5
+
+
+@pytest.mark.parametrize(("strategy", "extra"), [("ddp", "none"), ("optimizer_sharding", "odd")])
+def test_weights_that_took_no_part_are_named(run_job: Any, strategy: str, extra: str) -> None:
+    """On every process, or on one alone, whose peers then wait for its gradients."""
+    with pytest.raises(UserError) as error:
+        run_job(name="unused", strategy={"name": strategy}, model=words(extra=extra), launch=TWO, max_steps=6)
+    said = str(error.value)
+    assert "\n" not in said
+    assert "extra.weight, extra.bias" in said
+    assert "strategy.find_unused_parameters=true" in said

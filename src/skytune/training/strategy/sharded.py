@@ -1,13 +1,15 @@
 """FSDP2: weights, gradients and optimizer state cut up over processes, with torch's `fully_shard` on every block.
 
 Every weight is a DTensor of which this process holds some rows. A block's weights are gathered before its forward and
-backward pass; gradients are averaged and cut up again as they arise.
+backward pass; gradients are averaged and cut up again as they arise. So all processes must use the same blocks, and
+outside of them the same weights, in every pass.
 """
 
 import contextlib
 import copy
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from .protocol import Tensors
 
 log = logging.getLogger(__name__)
+
+EXCHANGE = re.compile(r"gloo|nccl|collective", re.IGNORECASE)
+"""What an error says that came of an exchange between processes."""
 
 
 class FullyShard(Base):
@@ -98,9 +103,7 @@ class FullyShard(Base):
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
         """See `Strategy`. Gradients that wait for their exchange are whole, so only `grad_op` lets them wait."""
-        if self.config.strategy.sharding is not Sharding.grad_op:
-            return contextlib.nullcontext()
-        return self._exchanging(last)
+        return self._exchanging(last or self.config.strategy.sharding is not Sharding.grad_op)
 
     def alone(self) -> AbstractContextManager[None] | None:
         """See `Strategy`: weights are gathered in every pass."""
@@ -108,8 +111,17 @@ class FullyShard(Base):
 
     @contextlib.contextmanager
     def _exchanging(self, wanted: bool) -> Iterator[None]:
-        self.model.set_requires_gradient_sync(wanted)
-        yield
+        if self.config.strategy.sharding is Sharding.grad_op:
+            self.model.set_requires_gradient_sync(wanted)
+        try:
+            yield
+        except RuntimeError as error:
+            if self.world.size > 1 and EXCHANGE.search(str(error)):
+                error.add_note(
+                    "strategy=fsdp needs all processes to use the same weights in every pass; where a model's forward "
+                    "does not, strategy=ddp with strategy.find_unused_parameters=true can train it"
+                )
+            raise
 
     def clip_whole(self, max_norm: float) -> torch.Tensor:
         """Clip by the norm over all shards; the same arithmetic as `torch.nn.utils.clip_grad_norm_`."""
