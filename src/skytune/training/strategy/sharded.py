@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 EXCHANGE = re.compile(r"gloo|nccl|collective", re.IGNORECASE)
 """What an error says that came of an exchange between processes."""
 
+CUT_UP = re.compile(r"DTensor|sharding|placement", re.IGNORECASE)
+"""What torch says of an operation that it has for whole tensors alone."""
+
 
 class FullyShard(Base):
     """See the module."""
@@ -60,6 +63,12 @@ class FullyShard(Base):
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+        scalar = next((name for name, weight in model.named_parameters() if not weight.ndim), None)
+        if scalar is not None:
+            raise UserError(
+                f"strategy=fsdp: {scalar} is a single number without dimensions, which cannot be cut up; give it the "
+                "shape [1], or use strategy=ddp"
+            )
         settings, dtype = self.config.strategy, DTYPES.get(self.world.precision)
         blocks = find_blocks(model, settings.wrap)
         if not blocks:
@@ -134,6 +143,23 @@ class FullyShard(Base):
         if grads:
             torch._foreach_mul_(grads, factor.to(grads[0].device))
         return norm
+
+    def step(self) -> bool:
+        """See `Strategy`.
+
+        Raises:
+            UserError: the optimizer computes what DTensors cannot.
+        """
+        try:
+            return super().step()
+        except RuntimeError as error:
+            if not CUT_UP.search(str(error)):
+                raise
+            name, reason = type(self.optimizer).__name__, str(error).partition("\n")[0].partition(". ")[0]
+            raise UserError(
+                f"strategy=fsdp: {name} cannot work on weights that are cut up ({reason}); with strategy=ddp or "
+                "optimizer_sharding every process has them whole"
+            ) from error
 
     def load(self, weights: "Tensors") -> None:
         """See `Strategy`. Only what this process holds is read."""
