@@ -181,6 +181,13 @@ def test_what_fsdp_cannot_cut_up_is_one_line() -> None:
             strategy.step()
 
 
+def test_dp_on_one_device_says_that_it_is_single(caplog: pytest.LogCaptureFixture) -> None:
+    with built(config(name="dp")) as strategy, caplog.at_level("WARNING"):
+        strategy.prepare(torch.nn.Linear(2, 2))
+        assert strategy.name == "single"
+    assert "strategy=dp: there are no several GPUs to spread over; this is strategy=single" in caplog.text
+
+
 def test_the_loss_of_uneven_shares_is_that_of_the_whole_batch() -> None:
     """What `dp` does with what each GPU returned; the GPUs' parts are computed one after the other here."""
     model = bert().eval()

@@ -15,7 +15,7 @@ class Strategy(Protocol):
     """A way to spread the training step; the loop does not know which one it has."""
 
     name: str
-    """As the config names it (never `auto`)."""
+    """As the config names what is done: never `auto`, nor `dp` where there is one device."""
 
     module: torch.nn.Module
     """The model to call; possibly wrapped."""

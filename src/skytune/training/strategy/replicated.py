@@ -140,11 +140,17 @@ class DataParallel(Base):
 
     name = "dp"
 
+    def place(self, model: torch.nn.Module) -> torch.nn.Module:
+        """See `Strategy`. Nothing is spread."""
+        self.name = Single.name
+        return super().place(model)
+
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """See `Base`."""
         gpus = torch.cuda.device_count() if self.world.device.type == "cuda" else 0
         if gpus < 2:
             log.warning("strategy=dp: there are no several GPUs to spread over; this is strategy=single")
+            self.name = Single.name
             return model
         log.warning("strategy=dp: strategy=ddp with launch.num_processes=%d is faster and uses less memory", gpus)
         return Threads(model, gpus)
