@@ -188,6 +188,15 @@ def test_dp_on_one_device_says_that_it_is_single(caplog: pytest.LogCaptureFixtur
     assert "strategy=dp: there are no several GPUs to spread over; this is strategy=single" in caplog.text
 
 
+def test_batch_normalization_on_several_processes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Its statistics are those of a process's own rows; of no other layer does a row depend on others."""
+    for processes, norm, told in ((1, "BatchNorm1d", 0), (2, "SyncBatchNorm", 0), (2, "LayerNorm", 0),
+                                  (2, "BatchNorm1d", 1)):  # fmt: skip
+        with built(config(name="fsdp"), processes) as strategy:
+            strategy.changed(torch.nn.Sequential(torch.nn.Linear(2, 2), getattr(torch.nn, norm)(2)))  # type: ignore[attr-defined]
+        assert caplog.text.count("batch normalization: in training each of the 2 processes") == told, norm
+
+
 def test_the_loss_of_uneven_shares_is_that_of_the_whole_batch() -> None:
     """What `dp` does with what each GPU returned; the GPUs' parts are computed one after the other here."""
     model = bert().eval()

@@ -55,6 +55,11 @@ class Base:
     def changed(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model with what the config changes in it before it is wrapped."""
         settings = self.config.strategy
+        if self.world.size > 1 and self.world.main and any(map(_counts_own_rows, model.modules())):
+            log.warning(
+                "the model has batch normalization: in training each of the %d processes takes mean and variance of "
+                "its own rows, so the result is not that of one process, by more than rounding", self.world.size,
+            )  # fmt: skip
         if settings.activation_checkpointing:
             checkpoint_activations(find_blocks(model, settings.wrap))
         if self.world.precision is Precision.fp8:
@@ -163,6 +168,12 @@ class Base:
 
     def close(self) -> None:
         """See `Strategy`."""
+
+
+def _counts_own_rows(module: torch.nn.Module) -> bool:
+    """Whether what a module makes of a row depends on the process's other rows (`SyncBatchNorm`: on all rows)."""
+    norm = torch.nn.modules.batchnorm._BatchNorm
+    return isinstance(module, norm) and not isinstance(module, torch.nn.SyncBatchNorm)
 
 
 def own_group(world: "World") -> bool:
