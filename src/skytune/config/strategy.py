@@ -79,7 +79,7 @@ class StrategyConfig:
 
     find_unused_parameters: bool = False
     """`ddp`, `optimizer_sharding`: look in every step for weights that took no part; slower, needed only where there
-    are some."""
+    are some. `fsdp` needs no look, but all processes must use the same blocks in every pass."""
 
     def __post_init__(self) -> None:
         name = self.name
