@@ -73,6 +73,23 @@ def test_a_module_of_ones_own_is_rebuilt_with_shared_weights(tmp_path, monkeypat
     assert torch.equal(load_saved(tmp_path / "model")(x)["logits"], again(x)["logits"])
 
 
+def test_weights_that_are_parts_of_one_buffer(tmp_path, monkeypatch):
+    """As `ZeroRedundancyOptimizer` and cuDNN's recurrent layers leave them."""
+    (tmp_path / "own_parts.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = build_model(ModelConfig(_target_="own_parts.Tied", args={"width": 6}), None, LABELS, 1)
+    buffer, at = torch.empty(sum(weight.numel() for weight in model.parameters())), 0
+    for weight in model.parameters():
+        part = buffer[at : at + weight.numel()].view_as(weight).copy_(weight.data)
+        weight.data, at = part, at + weight.numel()
+    save_model(model, tmp_path / "model")
+    again, x = load_saved(tmp_path / "model"), torch.randn(2, 6)
+    assert torch.equal(model(x)["logits"], again(x)["logits"])
+    assert again.two.weight is again.one.weight
+    kept = (tmp_path / "model" / "model.safetensors").stat().st_size
+    assert 4 * buffer.numel() < kept < 4 * buffer.numel() + 1000  # a tied weight once
+
+
 def test_changed_code_of_ones_own_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "own_changed.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,6 +1,7 @@
 """`strategy`, `precision`, `compile`: how the training step is spread, in which number format, compiled or not.
 
-None of it changes what one step learns from; `precision` alone changes the numbers by more than rounding.
+None of it changes what one step learns from; `precision` alone changes the numbers by more than rounding (and
+the number of processes, where a model has batch normalization).
 """
 
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class Offload(str, Enum):
 
 @dataclass(kw_only=True)
 class StrategyConfig:
-    """How the training step is spread over processes; the result is the same but for rounding."""
+    """How the training step is spread over processes; the result is the same but for rounding, unless the model has
+    batch normalization, whose statistics in training are those of a process's own rows."""
 
     name: StrategyName = StrategyName.auto
     """`auto` is `single` for one process, `ddp` for several. `single`: one device, nothing wrapped. `dp`: threads over
@@ -77,7 +79,7 @@ class StrategyConfig:
 
     find_unused_parameters: bool = False
     """`ddp`, `optimizer_sharding`: look in every step for weights that took no part; slower, needed only where there
-    are some."""
+    are some. `fsdp` needs no look, but all processes must use the same blocks in every pass."""
 
     def __post_init__(self) -> None:
         name = self.name

@@ -3,15 +3,20 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
 from ..config.targets import instantiate
 from ..job import read_json, write_json
 from .quiet import quiet
 from .source import fetch, first_line
+
+if TYPE_CHECKING:
+    import torch
 
 TARGET_FILE = "skytune_model.json"
 """How to make a module that came from `_target_`: import path, arguments, labels."""
@@ -119,8 +124,26 @@ def _write(model: Any, folder: Path) -> None:
         return
     if spec is None:
         raise UserError(f"{type(model).__name__} was not made from model._target_, so nobody could load it again")
-    save_tensors(model, str(folder / WEIGHTS), metadata={"format": "pt"})
+    # It asks a model for nothing but its tensors.
+    apart: Any = SimpleNamespace(state_dict=lambda: _apart(model.state_dict()))
+    save_tensors(apart, str(folder / WEIGHTS), metadata={"format": "pt"})
     write_json(folder / TARGET_FILE, spec)
+
+
+def _apart(tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """Return a model's tensors; those that are parts of one buffer, as an optimizer or cuDNN may have put them, as
+    copies in the host's memory, which safetensors asks for. Names of one tensor (tied weights) stay names of one."""
+
+    def place(tensor: "torch.Tensor") -> tuple[Any, ...]:
+        return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+    def buffer(tensor: "torch.Tensor") -> tuple[Any, ...]:
+        return tensor.device, tensor.untyped_storage().data_ptr()
+
+    whole = {buffer(tensor) for tensor in tensors.values() if tensor.nbytes == tensor.untyped_storage().nbytes()}
+    parts = {place(tensor): tensor for tensor in tensors.values() if buffer(tensor) not in whole}
+    copies = {where: tensor.detach().to("cpu", copy=True) for where, tensor in parts.items()}
+    return {name: copies.get(place(tensor), tensor) for name, tensor in tensors.items()}
 
 
 def _load_target(info: SavedModel) -> Any:

@@ -209,6 +209,8 @@ def _predict_split(
     strategy: Strategy, table: TokenTable, world: World, config: RunConfig, at_once: AtOnce
 ) -> tuple[np.ndarray, np.ndarray]:
     alone = strategy.alone()
+    if alone is None:
+        strategy.agree()
     with alone if alone is not None else nullcontext():
         return predict(
             strategy.module,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from skytune.config import UserError
-from skytune.training.checkpoint.optimizer import flatten_optimizer, join_states, state_names
-from skytune.training.checkpoint.reading import load_tensors, open_tensors
+from skytune.training.checkpoint.optimizer import flatten_optimizer, join_states, restore_optimizer, state_names
+from skytune.training.checkpoint.reading import load_document, load_tensors, open_tensors
 from skytune.training.checkpoint.shard_writer import Board, ShardWriter
 from skytune.training.checkpoint.shards import Stored, index_of, join_indexes, local_piece, pieces, region
 from skytune.training.checkpoint.store import Store
@@ -140,6 +140,29 @@ def test_all_processes_make_one_checkpoint(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "run" / "step-00000005").iterdir()}
     assert "model-rank-00001-of-00002.safetensors" not in names  # it had nothing of its own
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".step")]
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["now", "earlier"])
+def test_an_optimizer_without_tensors_comes_back_as_one(tmp_path: Path, earlier: bool) -> None:
+    """Of an SGD without momentum there is nothing to cut up; earlier versions then left it out of the index."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    both = writers(tmp_path, Memory())
+    for writer in both:
+        submit(writer, flatten_optimizer(optimizer))
+    assert [type(writer.close(timeout=30)[0]) for writer in both] == [Saved, Saved]
+    found = Store.open(str(tmp_path), "run").get(5)
+    index = json.loads(found.files["shards.json"].read_text())
+    assert index["optimizer"] == {}
+    if earlier:
+        del index["optimizer"]
+        found.files["shards.json"].write_text(json.dumps(index))
+    values = load_document(found, "optimizer")
+    restore_optimizer(torch.optim.SGD([weight], lr=0.2), open_tensors(found, "optimizer"), values)
+    with pytest.raises(UserError, match="holds no ema"):
+        open_tensors(found, "ema")
 
 
 def test_a_silent_process_is_named_and_nothing_is_left(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """Which strategy a run gets, what is refused before anything is read, and what a model's blocks are."""
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, GPT2Config
 
-from skytune.config import ConfigError, RunConfig, StrategyName, UserError, from_dict
+from skytune.config import ConfigError, Precision, RunConfig, StrategyName, UserError, from_dict
 from skytune.launch.gpus import refuse_missing
+from skytune.training.devices import World
 from skytune.training.refusals import chosen, refuse_strategy
+from skytune.training.strategy import Strategy, build_strategy
 from skytune.training.strategy.blocks import checkpoint_activations, find_blocks
 from skytune.training.strategy.replicated import Counted, joined
 from skytune.training.strategy.sharded import filled, hollow
@@ -18,6 +22,17 @@ from skytune.training.strategy.sharded import filled, hollow
 def config(processes: int | str = "auto", device: str = "cpu", **strategy: Any) -> RunConfig:
     values = {"strategy": strategy, "launch": {"num_processes": processes}, "compute": {"device": device}}
     return from_dict(RunConfig, values)
+
+
+@contextlib.contextmanager
+def built(found: RunConfig, processes: int = 1) -> Iterator[Strategy]:
+    """A strategy on this process, of so many that it hears of, in a process group of its own."""
+    world = World(0, processes, torch.device("cpu"), Precision.fp32, Precision.fp32)
+    strategy = build_strategy(found, world)
+    try:
+        yield strategy
+    finally:
+        strategy.close()
 
 
 def test_auto() -> None:
@@ -137,6 +152,49 @@ def test_tied_weights_stay_tied() -> None:
     model["b"].weight = model["a"].weight
     whole = filled(hollow(model), {name: tensor.clone() for name, tensor in model.state_dict().items()})
     assert whole["a"].weight is whole["b"].weight
+
+
+def test_an_exchange_under_fsdp_that_fails_says_what_fsdp_needs() -> None:
+    with built(config(name="fsdp"), 2) as strategy:
+        for message, notes in (("gloo: Received data size doesn't match", 1), ("index out of range", 0)):
+            with pytest.raises(RuntimeError) as error, strategy.micro_step(True):
+                raise RuntimeError(message)
+            found = getattr(error.value, "__notes__", [])
+            assert len(found) == notes
+            assert all("all processes to use the same weights in every pass" in note for note in found)
+
+
+def test_what_fsdp_cannot_cut_up_is_one_line() -> None:
+    scalar = torch.nn.ModuleDict({"head": torch.nn.Linear(3, 3)})
+    scalar["head"].warmth = torch.nn.Parameter(torch.tensor(1.0))
+    said = r"^strategy=fsdp: head.warmth is a single number .*give it the shape \[1\], or use strategy=ddp$"
+    with built(config(name="fsdp")) as strategy, pytest.raises(UserError, match=said):
+        strategy.prepare(scalar)
+    adafactor = from_dict(RunConfig, {
+        "strategy": {"name": "fsdp"}, "optimizer": {"_target_": "torch.optim.Adafactor", "lr": 1e-3},
+    })  # fmt: skip
+    with built(adafactor) as strategy:
+        model = strategy.prepare(torch.nn.Linear(4, 4))
+        strategy.make_optimizer(adafactor.optimizer)
+        strategy.backward(model(torch.ones(3, 4)).sum())
+        with pytest.raises(UserError, match=r"^strategy=fsdp: Adafactor cannot work on weights that .*strategy=ddp.*$"):
+            strategy.step()
+
+
+def test_dp_on_one_device_says_that_it_is_single(caplog: pytest.LogCaptureFixture) -> None:
+    with built(config(name="dp")) as strategy, caplog.at_level("WARNING"):
+        strategy.prepare(torch.nn.Linear(2, 2))
+        assert strategy.name == "single"
+    assert "strategy=dp: there are no several GPUs to spread over; this is strategy=single" in caplog.text
+
+
+def test_batch_normalization_on_several_processes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Its statistics are those of a process's own rows; of no other layer does a row depend on others."""
+    for processes, norm, told in ((1, "BatchNorm1d", 0), (2, "SyncBatchNorm", 0), (2, "LayerNorm", 0),
+                                  (2, "BatchNorm1d", 1)):  # fmt: skip
+        with built(config(name="fsdp"), processes) as strategy:
+            strategy.changed(torch.nn.Sequential(torch.nn.Linear(2, 2), getattr(torch.nn, norm)(2)))  # type: ignore[attr-defined]
+        assert caplog.text.count("batch normalization: in training each of the 2 processes") == told, norm
 
 
 def test_the_loss_of_uneven_shares_is_that_of_the_whole_batch() -> None:

@@ -54,6 +54,7 @@ def test_same_losses_and_weights_as_one_process(
             worst = max(float(np.abs(found[key] - weights[key]).max()) for key in weights)
             assert worst <= 5e-5, (name, processes, worst)
 
+    assert one["dp"].result["strategy"] == "single"  # on a CPU it is nothing else
     for name in ("ddp", "ddp-accumulated", "ddp-unused"):
         assert two[name].result["strategy"] == "ddp"
         for seen in two[name].job.seen:

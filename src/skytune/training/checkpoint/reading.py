@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
+from .optimizer import state_names
 from .shards import INDEX, Stored
 from .store import Found, Store
 
@@ -18,6 +19,8 @@ def open_tensors(found: Found, name: str) -> Stored:
     if f"{name}.safetensors" in found.files:
         return Stored.whole(found.files[f"{name}.safetensors"])
     index = load_document(found, INDEX) if f"{INDEX}.json" in found.files else {}
+    if name not in index and _has_none(found, name):
+        return Stored({}, {})
     if name not in index:
         raise UserError(f"{found.location}: holds no {name}.safetensors")
     return Stored(found.files, index[name])
@@ -53,6 +56,11 @@ def load_tensors(found: Found, name: str) -> dict[str, "torch.Tensor"]:
 def load_document(found: Found, name: str) -> Any:
     """Return the content of `<name>.json`."""
     return json.loads(_file(found, f"{name}.json").read_bytes())
+
+
+def _has_none(found: Found, name: str) -> bool:
+    """Whether this is an optimizer without tensors: earlier versions left those out of the index."""
+    return name == "optimizer" and f"{name}.json" in found.files and not state_names(load_document(found, name))
 
 
 def _file(found: Found, name: str) -> Path:

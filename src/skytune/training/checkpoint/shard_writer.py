@@ -145,6 +145,7 @@ class ShardWriter(Writer):
         index: dict[str, Any] = {}
         for kind, named in tensors.items():
             found = pieces(named, self.main or kind in self.own)
+            index[kind] = {}  # what no process has tensors of (an SGD without momentum) is empty, not missing
             if not found:
                 continue
             name = file_name(kind, self.board.rank, self.board.size)

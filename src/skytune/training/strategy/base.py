@@ -14,6 +14,7 @@ from ..checkpoint.optimizer import flatten_optimizer, restore_optimizer
 from ..compiling import compile_in_place
 from ..schedule import build_optimizer
 from .blocks import checkpoint_activations, find_blocks
+from .scaling import into_torch, of_torch
 
 if TYPE_CHECKING:
     from ..devices import World
@@ -54,6 +55,11 @@ class Base:
     def changed(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model with what the config changes in it before it is wrapped."""
         settings = self.config.strategy
+        if self.world.size > 1 and self.world.main and any(map(_counts_own_rows, model.modules())):
+            log.warning(
+                "the model has batch normalization: in training each of the %d processes takes mean and variance of "
+                "its own rows, so the result is not that of one process, by more than rounding", self.world.size,
+            )  # fmt: skip
         if settings.activation_checkpointing:
             checkpoint_activations(find_blocks(model, settings.wrap))
         if self.world.precision is Precision.fp8:
@@ -79,6 +85,17 @@ class Base:
 
     def exchange(self) -> None:
         """See `Strategy`."""
+
+    def agree(self) -> None:
+        """See `Strategy`. Numbers with a point alone: the others are constants."""
+        if self.world.size == 1:
+            return
+        for buffer in self.model.buffers():
+            if buffer.is_floating_point():
+                whole = buffer.detach().contiguous()  # which is the buffer itself, unless it is laid out in another way
+                torch.distributed.broadcast(whole, src=0)
+                if not buffer.is_contiguous():
+                    buffer.copy_(whole)
 
     def autocast(self) -> AbstractContextManager[None]:
         """See `Strategy`."""
@@ -138,12 +155,12 @@ class Base:
 
     def scaling(self) -> dict[str, Any] | None:
         """See `Strategy`."""
-        return None if self.scaler is None else dict(self.scaler.state_dict())
+        return None if self.scaler is None else of_torch(self.scaler)
 
     def load_scaling(self, values: Mapping[str, Any] | None) -> None:
         """See `Strategy`."""
         if self.scaler is not None and values:
-            self.scaler.load_state_dict(dict(values))
+            into_torch(self.scaler, values)
 
     def export(self) -> torch.nn.Module | None:
         """See `Strategy`."""
@@ -151,6 +168,12 @@ class Base:
 
     def close(self) -> None:
         """See `Strategy`."""
+
+
+def _counts_own_rows(module: torch.nn.Module) -> bool:
+    """Whether what a module makes of a row depends on the process's other rows (`SyncBatchNorm`: on all rows)."""
+    norm = torch.nn.modules.batchnorm._BatchNorm
+    return isinstance(module, norm) and not isinstance(module, torch.nn.SyncBatchNorm)
 
 
 def own_group(world: "World") -> bool:

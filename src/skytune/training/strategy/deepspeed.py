@@ -16,6 +16,7 @@ from ...config import Offload, OptimizerConfig, Precision, RunConfig, UserError
 from ..checkpoint.optimizer import flatten_state, restored_state
 from ..schedule import build_optimizer
 from .base import Base
+from .scaling import into_deepspeed, of_deepspeed
 from .sharded import filled, hollow
 
 if TYPE_CHECKING:
@@ -228,12 +229,12 @@ class DeepSpeed(Base):
         scaler = getattr(self.engine.optimizer, "loss_scaler", None)
         if self.world.precision is not Precision.fp16 or scaler is None:
             return None
-        return {key: getattr(scaler, key) for key in ("cur_scale", "cur_iter", "last_overflow_iter")}
+        return of_deepspeed(scaler)
 
     def load_scaling(self, values: Mapping[str, Any] | None) -> None:
         """See `Strategy`."""
-        for key, value in (values or {}).items():
-            setattr(self.engine.optimizer.loss_scaler, key, value)
+        if values:
+            into_deepspeed(self.engine.optimizer.loss_scaler, values)
 
     def export(self) -> torch.nn.Module | None:
         """See `Strategy`."""

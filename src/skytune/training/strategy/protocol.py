@@ -15,7 +15,7 @@ class Strategy(Protocol):
     """A way to spread the training step; the loop does not know which one it has."""
 
     name: str
-    """As the config names it (never `auto`)."""
+    """As the config names what is done: never `auto`, nor `dp` where there is one device."""
 
     module: torch.nn.Module
     """The model to call; possibly wrapped."""
@@ -55,6 +55,10 @@ class Strategy(Protocol):
     def exchange(self) -> None:
         """Average over processes the gradients that were computed `alone`."""
 
+    def agree(self) -> None:
+        """Give all processes rank 0's buffers (a batch normalization's statistics), which are what is exported, before
+        a prediction (collective)."""
+
     def autocast(self) -> AbstractContextManager[None]:
         """Context of a forward pass: the precision."""
 
@@ -86,7 +90,7 @@ class Strategy(Protocol):
         """Put a state back that any strategy on any number of processes saved."""
 
     def scaling(self) -> dict[str, Any] | None:
-        """Return the state of the loss scaling as JSON; None without it."""
+        """Return the state of the loss scaling in the form of `scaling`; None without it."""
 
     def load_scaling(self, values: Mapping[str, Any] | None) -> None:
         """Put the state of the loss scaling back."""

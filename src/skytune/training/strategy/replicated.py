@@ -2,12 +2,14 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from ...config import UserError
 from ..prediction import logits_of, loss_of
 from .base import Base
 
@@ -43,22 +45,40 @@ class Replicated(Base):
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
         """See `Strategy`."""
-        if last or not isinstance(self.module, torch.nn.parallel.DistributedDataParallel):
+        ddp = self.module
+        if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
             return contextlib.nullcontext()
-        context: AbstractContextManager[None] = self.module.no_sync()
+        context: AbstractContextManager[None] = self._exchanging(ddp) if last else ddp.no_sync()
         return context
+
+    @contextlib.contextmanager
+    def _exchanging(self, ddp: torch.nn.parallel.DistributedDataParallel) -> Iterator[None]:
+        """DDP waits for the gradients of all weights. Where some did not come it says so in the next step, and only to
+        a process whose peers lacked the same ones: others are lost in an exchange that does not fit theirs."""
+        yield
+        try:
+            ddp._check_reducer_finalized()
+        except RuntimeError as error:
+            trained = [name for name, weight in ddp.module.named_parameters() if weight.requires_grad]
+            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if found is None or ddp.find_unused_parameters:
+                raise
+            names = [trained[int(number)] for number in found[1].split()]
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            raise UserError(
+                f"strategy={self.name}: weights took no part in the loss of a step on process {self.world.rank} "
+                f"({', '.join(names[:4])}{more}); strategy.find_unused_parameters=true looks for such weights"
+            ) from error
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """See `Strategy`. DDP's forward sends rank 0's buffers to all before a step's first micro-batch: here that is
-        done on entering (numbers with a point alone: the others are constants), and then left out."""
+        done on entering, and then left out."""
         ddp = self.module
         if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
             yield
             return
-        for buffer in ddp.module.buffers():
-            if buffer.is_floating_point():
-                torch.distributed.broadcast(buffer, src=0)
+        self.agree()
         before = ddp.require_forward_param_sync
         with ddp.no_sync():
             ddp.require_forward_param_sync = False
@@ -120,11 +140,17 @@ class DataParallel(Base):
 
     name = "dp"
 
+    def place(self, model: torch.nn.Module) -> torch.nn.Module:
+        """See `Strategy`. Nothing is spread."""
+        self.name = Single.name
+        return super().place(model)
+
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """See `Base`."""
         gpus = torch.cuda.device_count() if self.world.device.type == "cuda" else 0
         if gpus < 2:
             log.warning("strategy=dp: there are no several GPUs to spread over; this is strategy=single")
+            self.name = Single.name
             return model
         log.warning("strategy=dp: strategy=ddp with launch.num_processes=%d is faster and uses less memory", gpus)
         return Threads(model, gpus)

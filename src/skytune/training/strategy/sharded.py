@@ -1,13 +1,15 @@
 """FSDP2: weights, gradients and optimizer state cut up over processes, with torch's `fully_shard` on every block.
 
 Every weight is a DTensor of which this process holds some rows. A block's weights are gathered before its forward and
-backward pass; gradients are averaged and cut up again as they arise.
+backward pass; gradients are averaged and cut up again as they arise. So all processes must use the same blocks, and
+outside of them the same weights, in every pass.
 """
 
 import contextlib
 import copy
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from .protocol import Tensors
 
 log = logging.getLogger(__name__)
+
+EXCHANGE = re.compile(r"gloo|nccl|collective", re.IGNORECASE)
+"""What an error says that came of an exchange between processes."""
+
+CUT_UP = re.compile(r"DTensor|sharding|placement", re.IGNORECASE)
+"""What torch says of an operation that it has for whole tensors alone."""
 
 
 class FullyShard(Base):
@@ -55,6 +63,12 @@ class FullyShard(Base):
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+        scalar = next((name for name, weight in model.named_parameters() if not weight.ndim), None)
+        if scalar is not None:
+            raise UserError(
+                f"strategy=fsdp: {scalar} is a single number without dimensions, which cannot be cut up; give it the "
+                "shape [1], or use strategy=ddp"
+            )
         settings, dtype = self.config.strategy, DTYPES.get(self.world.precision)
         blocks = find_blocks(model, settings.wrap)
         if not blocks:
@@ -98,9 +112,7 @@ class FullyShard(Base):
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
         """See `Strategy`. Gradients that wait for their exchange are whole, so only `grad_op` lets them wait."""
-        if self.config.strategy.sharding is not Sharding.grad_op:
-            return contextlib.nullcontext()
-        return self._exchanging(last)
+        return self._exchanging(last or self.config.strategy.sharding is not Sharding.grad_op)
 
     def alone(self) -> AbstractContextManager[None] | None:
         """See `Strategy`: weights are gathered in every pass."""
@@ -108,8 +120,17 @@ class FullyShard(Base):
 
     @contextlib.contextmanager
     def _exchanging(self, wanted: bool) -> Iterator[None]:
-        self.model.set_requires_gradient_sync(wanted)
-        yield
+        if self.config.strategy.sharding is Sharding.grad_op:
+            self.model.set_requires_gradient_sync(wanted)
+        try:
+            yield
+        except RuntimeError as error:
+            if self.world.size > 1 and EXCHANGE.search(str(error)):
+                error.add_note(
+                    "strategy=fsdp needs all processes to use the same weights in every pass; where a model's forward "
+                    "does not, strategy=ddp with strategy.find_unused_parameters=true can train it"
+                )
+            raise
 
     def clip_whole(self, max_norm: float) -> torch.Tensor:
         """Clip by the norm over all shards; the same arithmetic as `torch.nn.utils.clip_grad_norm_`."""
@@ -122,6 +143,23 @@ class FullyShard(Base):
         if grads:
             torch._foreach_mul_(grads, factor.to(grads[0].device))
         return norm
+
+    def step(self) -> bool:
+        """See `Strategy`.
+
+        Raises:
+            UserError: the optimizer computes what DTensors cannot.
+        """
+        try:
+            return super().step()
+        except RuntimeError as error:
+            if not CUT_UP.search(str(error)):
+                raise
+            name, reason = type(self.optimizer).__name__, str(error).partition("\n")[0].partition(". ")[0]
+            raise UserError(
+                f"strategy=fsdp: {name} cannot work on weights that are cut up ({reason}); with strategy=ddp or "
+                "optimizer_sharding every process has them whole"
+            ) from error
 
     def load(self, weights: "Tensors") -> None:
         """See `Strategy`. Only what this process holds is read."""
