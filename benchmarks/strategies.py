@@ -291,8 +291,7 @@ def line(r: Case) -> str:
 def table(report: dict[str, Any]) -> str:
     """Return all results as Markdown; results put together from several machines say which `call` they are of."""
     ones = [r for r in report["results"] if r["gpus"] == 1]
-    alone = {(r["model"], r["batch"], r["fast"]): r["tokens_per_s"] for r in ones}
-    beside = {(r["model"], r["batch"], r["fast"], r.get("call")): r["tokens_per_s"] for r in ones}
+    alone = {(r["model"], r["batch"], r["fast"], r.get("call")): r["tokens_per_s"] for r in ones}
     calls = any("call" in r for r in report["results"])
     text = [
         "# Strategies measured",
@@ -310,8 +309,7 @@ def table(report: dict[str, Any]) -> str:
     ]
     order = sorted(report["results"], key=lambda r: (r["model"], -r["batch"], r["gpus"], r["label"], r.get("call", 0)))
     for r in order:
-        same = (r["model"], r["batch"], r["fast"])
-        one = beside.get((*same, r.get("call")), alone.get(same))
+        one = alone.get((r["model"], r["batch"], r["fast"], r.get("call")))  # other machines have other CPUs
         efficiency = "n/a" if one is None else f"{100 * r['tokens_per_s'] / one / r['gpus']:.0f} %"
         share = "n/a" if r["mfu"] is None else f"{100 * r['mfu']:.1f} %"
         memory = "n/a" if r["peak_memory_bytes"] is None else f"{r['peak_memory_bytes'] / 2**30:.2f}"

@@ -81,7 +81,8 @@ def test_what_a_launcher_recorded_goes_before_all_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("usd", "shown"),
-    [(None, "n/a"), (float("nan"), "n/a"), (0.0, "$0.00"), (1234.5, "$1,234.50"), (0.12, "$0.12"), (0.01234, "$0.012"),
+    [(None, "n/a"), (float("nan"), "n/a"), (0.0, "$0.00"), (1234.5, "$1,234.50"), (0.12, "$0.12"), (0.0997, "$0.10"),
+     (0.01234, "$0.012"),
      (0.00002, "$2.0e-05")],
 )  # fmt: skip
 def test_dollars_as_a_person_reads_them(usd: float | None, shown: str) -> None:

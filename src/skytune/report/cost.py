@@ -157,7 +157,7 @@ def dollars(usd: float | None) -> str:
     """Return dollars as a person reads them: cents, more digits for small amounts, n/a for what is unknown."""
     if usd is None or not text.is_number(usd):
         return text.MISSING
-    if usd >= 0.1 or usd == 0:
+    if usd >= 0.0995 or usd == 0:
         return f"${usd:,.2f}"
     return f"${usd:.2g}" if usd >= 1e-4 else f"${usd:.1e}"
 
