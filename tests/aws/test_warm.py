@@ -74,7 +74,7 @@ def test_it_ends_as_programs_end(warm: list[str], code: str, ended: int, said: s
 
 
 def test_signals_reach_it_and_a_kill_takes_it_along(warm: list[str]) -> None:
-    code = "import time\nprint('on', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('told')"
+    code = "import time\ntry: print('on', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('told')"
     process = subprocess.Popen([*warm, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "on\n"
     process.send_signal(signal.SIGINT)
