@@ -57,7 +57,7 @@ class Gathering:
         self._changed = threading.Condition()
         self._nonce = secrets.token_hex(16)
         self._door: socket.socket | None = None
-        self._ended = False
+        self._going = self._ended = False
 
     def open(self) -> None:
         """Begin to listen.
@@ -94,6 +94,7 @@ class Gathering:
                 if self.fatal:
                     raise UserError(self.fatal)
                 if sum(member.ready for member in self.members.values()) == self.nodes.count - 1:
+                    self._going = True
                     return
                 self._changed.wait(0.2)
             check()
@@ -102,22 +103,25 @@ class Gathering:
 
     def go(self, master: str, port: int) -> None:
         """Have all others start their workers."""
-        for member in self.members.values():
+        for member in list(self.members.values()):
             with contextlib.suppress(Closed):  # whoever is gone is noticed by its own thread
                 member.channel.send("go", address=master, port=port)
 
     def gone(self) -> str:
         """Return which machine is not heard of any more; empty while all are."""
-        lost = [f"node {m.rank} ({m.name}) {m.lost}" for m in self.members.values() if m.lost]
+        lost = [f"node {m.rank} ({m.name}) {m.lost}" for m in list(self.members.values()) if m.lost]
         return "; ".join(lost)
 
     def failed(self) -> bool:
         """Whether a machine is gone, or its workers have ended badly."""
-        return any(member.lost or member.code for member in self.members.values())
+        return any(member.lost or member.code for member in list(self.members.values()))
 
     def end(self, status: str, wait: bool = True) -> None:
         """Have all others end, wait (if so) until they have sent their logs, and close the door."""
-        for member in self.members.values():
+        for member in list(self.members.values()):
+            if not member.ready:  # its inputs are on their way, and nothing can be said until they are there
+                member.channel.close()
+                continue
             with contextlib.suppress(Closed):
                 member.channel.send("end", status=status)
         seconds = self.launch.grace_seconds + LOGS_SECONDS if wait else 0.0
@@ -129,7 +133,7 @@ class Gathering:
                 if member.code is None and not member.lost:
                     member.lost = f"did not end within {seconds:g} s"
         self._ended = True
-        for member in self.members.values():
+        for member in list(self.members.values()):
             member.channel.close()
         if self._door is not None:
             with contextlib.suppress(OSError):
@@ -164,7 +168,8 @@ class Gathering:
 
     def _pulse(self) -> None:
         while not self._ended:
-            for member in list(self.members.values()):
+            # Whoever fetches its inputs hears enough, and would keep the pulse from all others as long as that lasts.
+            for member in [one for one in list(self.members.values()) if one.ready]:
                 with contextlib.suppress(Closed):
                     member.channel.send("pulse")
             time.sleep(PULSE_SECONDS)
@@ -236,7 +241,7 @@ class Gathering:
 
     def _lose(self, member: Member, error: Exception) -> None:
         with self._changed:
-            if not member.ready:  # it may come again
+            if not (member.ready and self._going):  # it may come again, or another one in its place
                 self.members.pop(member.rank, None)
                 member.channel.close()
             elif member.code is None and not member.lost:

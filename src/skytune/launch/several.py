@@ -95,7 +95,7 @@ class Gathered(Team):
             if stopping.asked_by is not None:
                 raise Preempted("stopped before training began; the same command begins again")
             if self.hosts is not None:
-                self.hosts.check({member.rank for member in gathering.members.values()})
+                self.hosts.check(set(gathering.members))
 
         gathering.wait(check)
         port = _free_port(gathering.port + 1 if self.nodes.port else 0)
@@ -119,7 +119,7 @@ class Gathered(Team):
         if self.hosts is not None:
             self.hosts.end()
         self.lost = self.gathering.gone()
-        self.tail = [line for member in self.gathering.members.values() for line in member.tail]
+        self.tail = [line for member in list(self.gathering.members.values()) for line in member.tail]
 
 
 def _free_port(first: int) -> int:
