@@ -136,6 +136,12 @@ class JobDir:
         """Write `outputs/result.json` atomically; its presence says that the job ended by itself."""
         write_json(self.outputs / "result.json", result)
 
+    def forget(self, rank: int) -> None:
+        """Take away what an earlier run of this folder said of its end: every process its error, rank 0 the result."""
+        (self.logs / f"rank-{rank}.error.json").unlink(missing_ok=True)
+        if rank == 0:
+            (self.outputs / "result.json").unlink(missing_ok=True)
+
     def read_result(self) -> dict[str, Any] | None:
         """Return `outputs/result.json`, or None while there is none."""
         path = self.outputs / "result.json"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from skytune.config import WorkerError
+from skytune.training.preemption import FLAG_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 # ZenML and Hydra cannot be imported: a bare machine has neither.
@@ -73,6 +74,24 @@ def test_in_accelerate(lay: Callable[..., Path], tmp_path: Path) -> None:
     assert done.returncode == 1
     # Case 2: on a CPU it starts one process in silence, whatever it is told.
     assert "2 worker processes were asked for, 1 came up: not training on the wrong number" in done.stdout
+
+
+def test_a_folder_runs_again_and_says_how_it_ended(lay: Callable[..., Path], tmp_path: Path) -> None:
+    job = lay(launch={"threads": 1})
+    outputs = job / "outputs"
+    (job / FLAG_FILE).touch()
+    done = run(["-m", "skytune.training", str(job)], tmp_path)
+    assert done.returncode == 75, "nobody but the exit code tells a batch script that it was cut short"
+    assert json.loads((outputs / "result.json").read_text())["status"] == "preempted"
+    (job / FLAG_FILE).unlink()
+    for old in (outputs / "model" / "old.bin", outputs / "logs" / "rank-0.error.json"):
+        old.parent.mkdir(exist_ok=True)
+        old.write_text("of an earlier run")
+    done = run(["-m", "skytune.training", str(job)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((outputs / "result.json").read_text())["status"] == "completed"
+    left = {path.name for path in outputs.rglob("*")}
+    assert "model.safetensors" in left and not left & {"old.bin", "rank-0.error.json", ".model.part"}
 
 
 @pytest.mark.soak

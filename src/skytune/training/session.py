@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -47,8 +48,10 @@ from .versions import versions
 log = logging.getLogger(__name__)
 
 
-def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> None:
+def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> str:
     """Train (for a `train` job), predict every evaluation split with the selected weights, write the results.
+
+    Returns how it ended: `completed` or `preempted`.
 
     Args:
         started: seconds since the epoch at which the launcher began; the time until now is the phase `start_s`.
@@ -92,6 +95,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
             {
                 "status": status,
                 "world_size": world.size,
+                "devices": strategy.devices,
                 "processes_asked": config.launch.num_processes,
                 "device": world.describe(),
                 "strategy": strategy.name,
@@ -109,6 +113,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         trained.checkpoints.close()
     strategy.close()
     accelerator.end_training()
+    return status
 
 
 def _train(
@@ -139,6 +144,7 @@ def _train(
         world=world,
         model=strategy.model,
         work=work,
+        devices=strategy.devices,
         total_steps=total_steps(config, order),
         steps_per_epoch=order.steps_per_epoch,
         micro_batch=micro_batch(config.batch.global_size, config.batch.micro_size, world.size),
@@ -247,4 +253,5 @@ def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: di
     temporary = jobdir.model.with_name(".model.part")
     tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None
     models.save_model(model, temporary, tokenizer)
+    shutil.rmtree(jobdir.model, ignore_errors=True)  # of an earlier run of this very folder
     temporary.replace(jobdir.model)
