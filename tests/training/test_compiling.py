@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from skytune.config import ComputeConfig, RunConfig, from_dict
+from skytune.config import CompileConfig, ComputeConfig, RunConfig, from_dict
 from skytune.job import JobDir
-from skytune.training.compiling import bounded
+from skytune.training.compiling import bounded, compile_in_place
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,
@@ -94,3 +94,13 @@ def test_few_lengths() -> None:
     assert multiple(512, device="cpu") == 1
     assert multiple(512, device="cpu", mode="on") == 8
     assert multiple(512, pad=4, device="cpu") == multiple(512, pad=4) == 4
+
+
+def test_all_kinds_of_batches_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A length comes with full micro-batches, a step's last, an epoch's last, evaluation's full and last."""
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: None)
+    compile_in_place(torch.nn.Linear(1, 1), RunConfig(compile=CompileConfig(mode="on", shapes=3)))
+    assert torch._dynamo.config.recompile_limit >= 3 * 5

@@ -71,6 +71,7 @@ def test_peaks() -> None:
     assert peak("cuda NVIDIA H100 80GB HBM3", Precision.bf16) == 989.4e12
     assert peak("cuda NVIDIA H100 80GB HBM3", Precision.fp16) == 989.4e12
     assert peak("cuda NVIDIA H100 PCIe", Precision.tf32) == 378e12
+    assert peak("cuda NVIDIA H200", Precision.bf16) == 989.4e12 and peak("H200 NVL", Precision.bf16) == 835e12
     assert peak("cuda NVIDIA L40S", Precision.bf16) == 362e12
     assert peak("cuda Tesla T4", Precision.bf16) is None
     assert peak("cpu", Precision.fp32) is None

@@ -92,7 +92,7 @@ def done_row(
         "train_rows": _rows_of(job, row["train_rows"]),
         "epochs": result.get("epochs"),
         "accelerator": row["accelerator"] or str(result.get("device") or "").removeprefix("cuda ") or None,
-        "devices": result.get("world_size", cell.devices),
+        "devices": result.get("devices") or result.get("world_size", cell.devices),
         "strategy": _name(result.get("strategy")) or row["strategy"],
         "precision": result.get("precision"),
         "steps": result.get("steps"),
@@ -180,7 +180,7 @@ def mfu_of(result: Mapping[str, Any], rate: float | None) -> float | None:
     flops, peak, rows = (result.get(key) for key in ("train_flops", "peak_flops", "train_rows"))
     if not (flops and peak and rows and rate):
         return result.get("mfu")
-    return round(flops / rows * rate / (peak * result.get("world_size", 1)), 4)
+    return round(flops / rows * rate / (peak * (result.get("devices") or result.get("world_size", 1))), 4)
 
 
 def place_of(job: JobDir) -> str:

@@ -96,6 +96,9 @@ class Run:
     """Whether the run was told to end; it is saved, and another process will go on."""
     stop: bool = False
     """Set it at the end of a step or a validation to end training there; one process that does ends it for all."""
+    devices: int = 0
+    """Devices that compute, all processes together; 0 where that is one a process."""
+
     micro_batch: int = 0
     """Rows that a process computes at once; more of its share mean gradient accumulation."""
     out_of_memory: int = 0

@@ -47,7 +47,7 @@ def compile_in_place(module: torch.nn.Module, config: RunConfig) -> None:
 
     count = shapes(config)
     if count is not None:
-        # Every length with the usual batch and the last one of an epoch or split, in training and in evaluation; beyond
-        # the limit torch goes back to eager without a word that anybody would see.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * count)
+        # Every length with the usual micro-batch, the last one of a step and of an epoch, and both kinds of evaluation,
+        # with and without gradients; beyond the limit torch goes back to eager without a word that anybody would see.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 16, 8 * count)
     module.compile(dynamic=count is None, mode=MODES.get(config.compile.mode))

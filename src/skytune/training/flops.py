@@ -80,6 +80,7 @@ PEAKS: list[tuple[str, dict[str, float]]] = [
     ("B200", {"bf16": 2250e12, "tf32": 1125e12, "fp8": 4500e12, "fp32": 75e12}),
     ("H100 PCIe", {"bf16": 756e12, "tf32": 378e12, "fp8": 1513e12, "fp32": 51e12}),
     ("H100 NVL", {"bf16": 835e12, "tf32": 417e12, "fp8": 1671e12, "fp32": 60e12}),
+    ("H200 NVL", {"bf16": 835e12, "tf32": 417e12, "fp8": 1671e12, "fp32": 60e12}),
     ("H100", {"bf16": 989.4e12, "tf32": 494.7e12, "fp8": 1978.9e12, "fp32": 66.9e12}),
     ("H200", {"bf16": 989.4e12, "tf32": 494.7e12, "fp8": 1978.9e12, "fp32": 66.9e12}),
     ("A100", {"bf16": 312e12, "tf32": 156e12, "fp32": 19.5e12}),
@@ -115,7 +116,7 @@ def efficiency(run: "Run") -> dict[str, Any]:
     """Return how well the devices were used so far: for `result.json`."""
     seconds, world = run.train_seconds, run.world
     of = peak(world.describe(), world.precision)
-    share = utilization(run.flops, seconds, world.size, of)
+    share = utilization(run.flops, seconds, run.devices or world.size, of)
     return {
         "train_flops": run.flops or None,
         "peak_flops": of,

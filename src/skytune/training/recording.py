@@ -52,7 +52,7 @@ class History(Callback):
         rows, tokens, seconds, flops, waited = self._mark
         span = max(run.train_seconds - seconds, 1e-9)
         world = run.world
-        mfu = utilization(run.flops - flops, span, world.size, peak(world.describe(), world.precision))
+        mfu = utilization(run.flops - flops, span, run.devices or world.size, peak(world.describe(), world.precision))
         self._write(
             kind="step",
             step=run.step,

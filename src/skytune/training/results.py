@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import RunConfig
 from .callbacks import Callbacks, Run
 from .checkpointing import Checkpoints
 from .compiling import WIDTH
 from .flops import efficiency
-from .order import SampleOrder
+from .order import SampleOrder, micro_batches
 from .recording import BestWeights
 from .steps import Steps
 from .strategy import size
@@ -63,7 +62,6 @@ class Trained:
             "micro_batch": run.micro_batch,
             "accumulation": -(-config.batch.global_size // (run.world.size * run.micro_batch)),
             "out_of_memory": run.out_of_memory,
-            **efficiency(run),
             "select": config.checkpoint.select.value,
             "best": self.best.best,
             "train_rows": run.rows,
@@ -78,15 +76,20 @@ class Trained:
 
     def _padding_share(self) -> float:
         counted = self.steps.padding_share
-        return _padding_share(self.order, self.run.config, self.run.step) if counted is None else round(counted, 4)
+        return padding_share(self.order, self.run) if counted is None else round(counted, 4)
 
 
-def _padding_share(order: SampleOrder, config: RunConfig, steps: int) -> float:
-    """Return the share of computed tokens that is padding, over the first epoch at most."""
+def padding_share(order: SampleOrder, run: Run) -> float:
+    """Return the share of computed tokens that is padding, on all processes, over the first epoch at most."""
     real = computed = 0
-    for step in range(min(steps, order.steps_per_epoch)):
-        lengths = order.lengths[order.rows(step)]
-        multiple = config.batch.pad_multiple or WIDTH
-        real += int(lengths.sum())
-        computed += len(lengths) * -(-int(lengths.max()) // multiple) * multiple
+    multiple, longest = run.config.batch.pad_multiple or WIDTH, int(order.lengths.max())
+    for step in range(min(run.step, order.steps_per_epoch)):
+        rows = order.rows(step)
+        real += int(order.lengths[rows].sum())
+        for rank in range(run.world.size):
+            for micro in micro_batches(
+                rows, step=step, rank=rank, world_size=run.world.size, micro_size=run.micro_batch
+            ):
+                width = -(-int(order.lengths[micro.rows].max()) // multiple) * multiple
+                computed += len(micro.rows) * min(width, longest)
     return round(1 - real / max(computed, 1), 4)

@@ -39,6 +39,11 @@ class Base:
         scaled = world.precision is Precision.fp16
         self.scaler = torch.amp.GradScaler(world.device.type) if scaled else None
 
+    @property
+    def devices(self) -> int:
+        """See `Strategy`."""
+        return self.world.size
+
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """See `Strategy`."""
         self.model = self.changed(model).to(self.world.device)

@@ -35,6 +35,10 @@ class Strategy(Protocol):
     own_files: tuple[str, ...]
     """If `sharded`: files (`optimizer`) whose whole tensors only this process has; else all have the same."""
 
+    @property
+    def devices(self) -> int:
+        """Devices that compute, all processes together."""
+
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Place the model on the device and wrap it; return what the loop calls."""
 

@@ -145,6 +145,11 @@ class DataParallel(Base):
         self.name = Single.name
         return super().place(model)
 
+    @property
+    def devices(self) -> int:
+        """See `Strategy`."""
+        return self.module.gpus if isinstance(self.module, Threads) else super().devices
+
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """See `Base`."""
         gpus = torch.cuda.device_count() if self.world.device.type == "cuda" else 0
@@ -161,6 +166,7 @@ class Threads(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, gpus: int) -> None:
         super().__init__()
+        self.gpus = gpus
         self.spread = torch.nn.DataParallel(Counted(model), device_ids=list(range(gpus)))
 
     def forward(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
