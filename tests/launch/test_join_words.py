@@ -1,5 +1,7 @@
 """The words of `join`: what can never work is one line at once, and not a wait."""
 
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -7,6 +9,15 @@ import pytest
 from skytune.launch import join
 from skytune.launch.gathering import TOKEN
 from skytune.launch.nodes import PORT
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What a program sets up for its own log must not be left to other tests."""
+    log = logging.getLogger("skytune")
+    before = log.handlers[:], log.level, log.propagate
+    yield
+    log.handlers[:], log.level, log.propagate = before
 
 
 @pytest.fixture(autouse=True)

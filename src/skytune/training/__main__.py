@@ -11,6 +11,9 @@ import sys
 
 from ..config import UserError
 
+EXIT_PREEMPTED = 75
+"""As of `src/run.py`: told to end, and saved; the same command goes on."""
+
 
 def main(words: list[str]) -> int:
     """Run the words of the command line; return the exit code."""
@@ -19,9 +22,11 @@ def main(words: list[str]) -> int:
         return int(importlib.import_module("skytune.launch.join").main(words[1:]))
     if len(words) == 1:
         _promise(words[0])
+        _forget(words[0])
     from .worker import main as work
 
-    return work(words)
+    code = work(words)
+    return EXIT_PREEMPTED if not code and _alone() and _preempted(words[0]) else code
 
 
 def _promise(folder: str) -> None:
@@ -34,6 +39,26 @@ def _promise(folder: str) -> None:
         return  # the worker says it better
     if asked != "auto":
         os.environ.setdefault("SKYTUNE_WORLD_SIZE", str(asked))
+
+
+def _forget(folder: str) -> None:
+    """Take away what an earlier run of this very folder said of its end; a launcher of ours empties the folder."""
+    from ..job import JobDir
+
+    if "SKYTUNE_LAUNCHER_PID" not in os.environ:
+        JobDir(folder).forget(int(os.environ.get("RANK", "0")))
+
+
+def _alone() -> bool:
+    """Whether this process's exit code is all that anybody sees. torchrun takes any but 0 for a failure, and may start
+    the workers again on a machine that goes."""
+    return not {"SKYTUNE_LAUNCHER_PID", "TORCHELASTIC_RUN_ID"} & set(os.environ)
+
+
+def _preempted(folder: str) -> bool:
+    from ..job import JobDir
+
+    return (JobDir(folder).read_result() or {}).get("status") == "preempted"
 
 
 if __name__ == "__main__":

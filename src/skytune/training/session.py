@@ -48,10 +48,8 @@ from .versions import versions
 log = logging.getLogger(__name__)
 
 
-def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> str:
+def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> None:
     """Train (for a `train` job), predict every evaluation split with the selected weights, write the results.
-
-    Returns how it ended: `completed` or `preempted`.
 
     Args:
         started: seconds since the epoch at which the launcher began; the time until now is the phase `start_s`.
@@ -113,7 +111,6 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> s
         trained.checkpoints.close()
     strategy.close()
     accelerator.end_training()
-    return status
 
 
 def _train(

@@ -22,13 +22,9 @@ from ..job import JobDir, RankError
 
 log = logging.getLogger("skytune")
 
-EXIT_PREEMPTED = 75
-"""As of `src/run.py`: whoever asks for it starts the same command again."""
-
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the job named on the command line; return the exit code: 0 done, 1 failed; 75 told to end and saved, where no
-    launcher of ours looks at the result instead."""
+    """Run the job named on the command line; return the exit code (0 done, 1 failed)."""
     started = time.time()
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1:
@@ -42,25 +38,22 @@ def main(argv: list[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
         return 1
     rank = int(os.environ.get("RANK", "0"))
-    by_hand = "SKYTUNE_LAUNCHER_PID" not in os.environ
-    if by_hand:  # a launcher of ours has emptied the folder
-        job.forget(rank)
     _watch_launcher()
     gc.disable()  # until everything is imported (`session.run_job`): a million objects and no garbage
     guard_logs()
     try:
         _log_to(job.logs / f"rank-{rank}.log", rank)
-        status = _work(job, float(os.environ.get("SKYTUNE_STARTED", started)))
+        _work(job, float(os.environ.get("SKYTUNE_STARTED", started)))
     except BaseException as error:
         _report(job, rank, error)
         # Peers may wait in a collective operation for this process; an ordinary exit would wait for them in turn.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    return EXIT_PREEMPTED if by_hand and status == "preempted" else 0
+    return 0
 
 
-def _work(jobdir: JobDir, started: float) -> str:
+def _work(jobdir: JobDir, started: float) -> None:
     job = jobdir.read_job()
     # At the end: a file of the user's that is named like a library must not hide it.
     sys.path.extend(path for path in job.paths if path not in sys.path)
@@ -75,7 +68,7 @@ def _work(jobdir: JobDir, started: float) -> str:
     from .session import run_job
 
     asked = os.environ.get("SKYTUNE_WORLD_SIZE")
-    return run_job(jobdir, job, started=started, asked=int(asked) if asked else None)
+    run_job(jobdir, job, started=started, asked=int(asked) if asked else None)
 
 
 def _silence_libraries() -> None:
