@@ -113,3 +113,12 @@ def test_a_finished_cell_shows_what_was_paid_for_it(design: Design, prices: Any)
     assert "$0.25" in text and "$1.00  done" not in text
     assert "expected in all: nothing is left to run" in text
     assert text.splitlines()[3].startswith(before.cells[0].cell.id), "what benchmark.adopt takes"
+
+
+def test_where_nothing_is_left_to_run_spent_money_stops_nothing(design: Design, prices: Any) -> None:
+    config = design(factors={"compute": ["g5.xlarge"]}, max_usd=0.2)
+    store = ResultsStore("test")
+    before = make_plan(config, store, prices)
+    measured = {"status": "done", "total_s": 900.0, "usd_total": 0.25}
+    store.write(before.cells[0].cell.name, {**before.planned_rows()[0], **measured})
+    make_plan(config, store, prices).check()  # the page can be drawn again

@@ -118,6 +118,8 @@ def test_a_model_that_is_not_there_is_a_failed_cell(
     rows = run_experiment(config, recorded, prices)
     assert [row["status"] for row in rows] == ["done", "failed"]
     assert "/nowhere/model" in rows[1]["reason"] and rows[1]["train_rows"] is None
+    again = design(factors={"model": [str(tiny_model), "/nowhere/model"]}, parallel=parallel, retry_failed=True)
+    assert [row["status"] for row in run_experiment(again, recorded, prices)] == ["done", "failed"], "left alone, too"
 
 
 def test_a_level_with_more_rows_than_there_are_fails_and_trains_nothing(
@@ -163,7 +165,7 @@ def test_a_failed_cell_is_a_row_that_says_why(design: Design, prices: Any, recor
 
 
 def test_data_that_cannot_be_read_end_the_experiment(design: Design, prices: Any, recorded: Any) -> None:
-    config = design({"data": {"train": "/nowhere.tsv"}}, factors={"rows": [32]})
+    config = design({"data": {"train": "/nowhere.tsv"}}, factors={"rows": [32, 64]})
     with pytest.raises(UserError, match=r"/nowhere\.tsv"):
         run_experiment(config, recorded, prices)
     assert ResultsStore("test").read() == {}

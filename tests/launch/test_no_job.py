@@ -33,3 +33,9 @@ def test_a_machine_says_it_once(
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert main([str(tmp_path / "typo")]) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_file_is_no_job_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    assert main([str(tmp_path / "notes.txt")]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'notes.txt'} is no job directory: job.json is missing\n"

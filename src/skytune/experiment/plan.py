@@ -111,7 +111,7 @@ class Plan:
                 raise ConfigError(f"benchmark.max_usd: {paid.machine} is paid for; say how much all cells may cost")
             return
         alone = all(planned.cell.machine.local for planned in self.todo)
-        least = min((usd for planned in self.todo if (usd := planned.usd(LEAST_S)) is not None), default=0.0)
+        least = min((planned.usd(LEAST_S) or 0.0 for planned in self.todo), default=0.0)
         for planned in self.todo:
             # A machine that is there anyway spends nothing of what rented ones may cost.
             if planned.price.usd_per_hour is None and (alone or not planned.cell.machine.local):
@@ -121,7 +121,7 @@ class Plan:
                     f"benchmark.max_usd={ceiling:g} cannot be kept: no price is known for '{machine.priced}'; give "
                     f"{way}'benchmark.prices={{{machine.priced}: USD}}'"
                 )
-        if self.spent + least > ceiling:
+        if least and self.spent + least > ceiling:  # 0: nothing is left to run, or something costs nothing
             raise ConfigError(
                 f"benchmark.max_usd={ceiling:g}: no cell can begin: {dollars(self.spent)} are spent, and a minute of "
                 f"the cheapest machine costs {dollars(least)}; allow more"

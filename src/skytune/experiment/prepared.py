@@ -2,10 +2,12 @@
 
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
+from typing import Any
 
 from .. import data
-from ..config import UserError, to_dict
+from ..config import to_dict
 from .cells import Cell
 
 
@@ -25,29 +27,38 @@ class Splits:
         """Return the splits of a cell.
 
         Raises:
-            UserError: they cannot be had, or there are fewer rows than the cell's level says.
+            UserError: they cannot be had.
             NotReachable: they are on the Hub, which does not answer.
         """
-        key = data_key(cell)
+        key = _key(cell, to_dict(cell.config.data))
         with self._lock:
             if key not in self._found:
                 self._found[key] = data.prepare(cell.config.data, cell.config.model, self.seed, cell.config.eval.sets)
                 if len(self._found) > self.keep:
                     self._found.popitem(last=False)
             self._found.move_to_end(key)
-            found = self._found[key]
-        wanted = cell.config.data.max_rows
-        if cell.sets_rows and wanted is not None and len(found.train) < wanted:
-            # Its result would stand under a wrong number.
-            raise UserError(
-                f"rows {wanted}: the train split has only {len(found.train)} (after what is cut off for other splits); "
-                "the level null takes all of them"
-            )
-        return found
+            return self._found[key]
 
 
-def data_key(cell: Cell) -> str:
-    """Return what a cell's tokenized rows depend on, as text."""
+def too_few(cell: Cell, found: data.Prepared) -> str:
+    """Return why a cell's result would stand under a wrong number of rows; empty where it would not."""
+    wanted = cell.config.data.max_rows
+    if not cell.sets_rows or wanted is None or len(found.train) >= wanted:
+        return ""
+    return (
+        f"rows {wanted}: the train split has only {len(found.train)} (after what is cut off for other splits); the level "
+        "null takes all of them"
+    )
+
+
+def alike(cells: Sequence[Cell]) -> bool:
+    """Return whether all cells read the same data for the same tokenizer: what one cannot read, none can."""
+    part = {"max_rows", "fraction"}  # how much is used of what is read
+    return len({_key(c, {k: v for k, v in to_dict(c.config.data).items() if k not in part}) for c in cells}) == 1
+
+
+def _key(cell: Cell, read: dict[str, Any]) -> str:
+    """Return what tokenized rows depend on, as text."""
     model = to_dict(cell.config.model)
     tokens = {key: model[key] for key in ("name", "revision", "tokenizer", "_target_", "args")}
-    return json.dumps([to_dict(cell.config.data), tokens, cell.config.eval.sets], sort_keys=True)
+    return json.dumps([read, tokens, cell.config.eval.sets], sort_keys=True)

@@ -23,7 +23,7 @@ from ..report.text import duration
 from .attempts import attempts_of, recorded_by
 from .machines import Machine
 from .plan import Plan, Planned, Prices, asked, make_plan
-from .prepared import Splits, data_key
+from .prepared import Splits, alike, too_few
 from .rows import SPLIT, done_row, ended_row
 from .stale import DATA, MODEL, forget_stale, model_print
 from .store import ResultsStore
@@ -100,7 +100,7 @@ class Runner:
     def __init__(self, plan: Plan, store: ResultsStore, watch: Watch, launchers: Launchers) -> None:
         self.plan, self.store, self.watch, self.launchers = plan, store, watch, launchers
         self._splits = Splits(plan.config.seed, keep=2 + plan.config.benchmark.parallel)
-        self._same_data = len({data_key(planned.cell) for planned in plan.todo}) == 1
+        self._same_data = alike([planned.cell for planned in plan.cells])
         self._lock = Lock()
         self._done = 0
 
@@ -145,6 +145,9 @@ class Runner:
             if self._same_data:  # nothing could run
                 raise
             self._write(planned, self._unbegun(planned, "failed", _reason(error)))
+            return
+        if short := too_few(cell, prepared):
+            self._write(planned, self._unbegun(planned, "failed", short))
             return
         running = self.watch.begin(planned)
         named = replace(cell.config, name=f"{self.plan.name}-{cell.name.rpartition('-')[2]}")

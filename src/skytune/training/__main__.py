@@ -21,32 +21,26 @@ def main(words: list[str]) -> int:
         # By name: the room of launchers is above this one, which does not import it.
         return int(importlib.import_module("skytune.launch.join").main(words[1:]))
     if len(words) == 1:
-        _promise(words[0])
-        _forget(words[0])
+        _begin(words[0])
     from .worker import main as work
 
     code = work(words)
     return EXIT_PREEMPTED if not code and _alone() and _preempted(words[0]) else code
 
 
-def _promise(folder: str) -> None:
-    """Have as many processes be started as the job asks for: Accelerate starts one on a CPU, whatever it is told."""
+def _begin(folder: str) -> None:
+    """Have as many processes be started as the job asks for: Accelerate starts one on a CPU, whatever it is told. And
+    take away what an earlier run of this very folder said of its end; a launcher of ours empties the folder."""
     from ..job import JobDir
 
     try:
         asked = JobDir(folder).read_job().config.launch.num_processes
     except UserError:
         return  # the worker says it better
-    if asked != "auto":
-        os.environ.setdefault("SKYTUNE_WORLD_SIZE", str(asked))
-
-
-def _forget(folder: str) -> None:
-    """Take away what an earlier run of this very folder said of its end; a launcher of ours empties the folder."""
-    from ..job import JobDir
-
     if "SKYTUNE_LAUNCHER_PID" not in os.environ:
         JobDir(folder).forget(int(os.environ.get("RANK", "0")))
+    if asked != "auto":
+        os.environ.setdefault("SKYTUNE_WORLD_SIZE", str(asked))
 
 
 def _alone() -> bool:
