@@ -46,8 +46,8 @@ def too_few(cell: Cell, found: data.Prepared) -> str:
     if not cell.sets_rows or wanted is None or len(found.train) >= wanted:
         return ""
     return (
-        f"rows {wanted}: the train split has only {len(found.train)} (after what is cut off for other splits); the level "
-        "null takes all of them"
+        f"rows {wanted}: the train split has only {len(found.train)} (after what is cut off for other splits); the "
+        "level null takes all of them"
     )
 
 
