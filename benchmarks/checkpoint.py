@@ -101,10 +101,14 @@ def measure(training: Training, store: Store, saves: int, apart: int, wait: bool
         size = event.bytes
         alone += [training.step() for _ in range(apart)]  # the state has changed when the copies are compared
     return {
-        "stall_s": stalls, "save_s": seconds, "step_ms": 1e3 * statistics.median(alone),
-        "step_beside_ms": 1e3 * statistics.median(beside) if beside else None, "bytes": size,
-        "prepare_s": prepared, "same": is_same(store, saves, copy),
-    }  # fmt: skip
+        "stall_s": stalls,
+        "save_s": seconds,
+        "step_ms": 1e3 * statistics.median(alone),
+        "step_beside_ms": 1e3 * statistics.median(beside) if beside else None,
+        "bytes": size,
+        "prepare_s": prepared,
+        "same": is_same(store, saves, copy),
+    }
 
 
 def is_same(store: Store, step: int, copy: State) -> bool:
@@ -133,9 +137,14 @@ def measure_torch_save(training: Training, folder: Path, saves: int, apart: int)
         alone += [training.step() for _ in range(apart)]
     same = equal(torch.load(path, weights_only=True)["model"], copy)
     return {
-        "stall_s": seconds, "save_s": seconds, "step_ms": 1e3 * statistics.median(alone), "step_beside_ms": None,
-        "bytes": path.stat().st_size, "prepare_s": 0.0, "same": same,
-    }  # fmt: skip
+        "stall_s": seconds,
+        "save_s": seconds,
+        "step_ms": 1e3 * statistics.median(alone),
+        "step_beside_ms": None,
+        "bytes": path.stat().st_size,
+        "prepare_s": 0.0,
+        "same": same,
+    }
 
 
 def machine(training: Training) -> dict[str, Any]:
@@ -214,9 +223,12 @@ def main() -> int:
                 last = add(kind, way, lambda s=store, w=wait: measure(training, s, saves, apart, w, True))  # type: ignore[misc]
                 store.clear()
     found = {
-        **machine(training), "saves": saves, "prepare_s": last["prepare_s"],
-        "first_unprepared_s": first["stall_s"][0], "results": results,
-    }  # fmt: skip
+        **machine(training),
+        "saves": saves,
+        "prepare_s": last["prepare_s"],
+        "first_unprepared_s": first["stall_s"][0],
+        "results": results,
+    }
     text = table(found)
     print(text)
     if arguments.out:

@@ -45,10 +45,15 @@ def run(
     config = from_dict(RunConfig, values)
     job.write_job(
         Job(
-            kind="train", run_key=name, config=config, labels=["negative", "positive"], train="inputs/train",
-            evaluation={"validation": "inputs/validation", "test": "inputs/test"}, weights="inputs/weights",
+            kind="train",
+            run_key=name,
+            config=config,
+            labels=["negative", "positive"],
+            train="inputs/train",
+            evaluation={"validation": "inputs/validation", "test": "inputs/test"},
+            weights="inputs/weights",
         )
-    )  # fmt: skip
+    )
     LocalLauncher().run(job, config.compute)
     result = job.read_result()
     assert result is not None

@@ -124,9 +124,18 @@ def run(cell: Cell, job: JobDir, train: Path, validation: Path, weights: Path) -
     sizes = {"train": len(TokenTable.open(train)), "validation": len(TokenTable.open(validation))}
     config = from_dict(RunConfig, {**to_dict(cell.config), "model": {"name": str(weights)}})
     job.write_job(
-        Job(kind="train", run_key=cell.name, config=config, labels=LABELS, train="inputs/train", sizes=sizes,
-            evaluation={"validation": "inputs/validation"}, tokenizer=None, weights="inputs/weights")
-    )  # fmt: skip
+        Job(
+            kind="train",
+            run_key=cell.name,
+            config=config,
+            labels=LABELS,
+            train="inputs/train",
+            sizes=sizes,
+            evaluation={"validation": "inputs/validation"},
+            tokenizer=None,
+            weights="inputs/weights",
+        )
+    )
     began = time.monotonic()
     try:
         LocalLauncher().run(job, config.compute)
@@ -183,8 +192,11 @@ def draw(arguments: argparse.Namespace) -> int:
 
     rows = [json.loads(line) for line in arguments.draw.read_text(encoding="utf-8").splitlines() if line.strip()]
     table = frame(rows)
-    design = {"factors": {"model": [BERT, PACKAGED], "processes": sorted({row["factor_processes"] for row in rows})},
-              "held": "per_device_batch", "seeds": sorted({row["seed"] for row in rows})}  # fmt: skip
+    design = {
+        "factors": {"model": [BERT, PACKAGED], "processes": sorted({row["factor_processes"] for row in rows})},
+        "held": "per_device_batch",
+        "seeds": sorted({row["seed"] for row in rows}),
+    }
     cards = sorted({row["accelerator"] for row in rows if row.get("accelerator")})
     note = (
         f"Measured on {', '.join(cards)}; SST-2. Times, rates and accuracies are measured, MFU and dollars computed "

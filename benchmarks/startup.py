@@ -52,9 +52,11 @@ def run(home: Path, rate: float) -> dict[str, float]:
         first = json.loads((file.parent / "history.jsonl").read_text().splitlines()[0])
         written = (file.parents[1] / "job.json").stat().st_mtime
         seconds.update(
-            result["phases"], before_s=written - began, first_step_s=first["elapsed_s"],
+            result["phases"],
+            before_s=written - began,
+            first_step_s=first["elapsed_s"],
             after_s=ended - file.stat().st_mtime,
-        )  # fmt: skip
+        )
     return seconds
 
 

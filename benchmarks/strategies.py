@@ -34,8 +34,16 @@ from skytune.data.batches import Ragged, TokenTable
 WARMUP = {"off": 10, "on": 64}
 """Steps that are not counted, without and with the fast path: that takes 32 at a time, and the first of them meet every
 graph and every connection between cards for the first time."""
-STATES = {"single": (16, 0), "dp": (16, 0), "ddp": (16, 0), "optimizer_sharding": (8, 8), "zero1": (8, 8),
-          "zero2": (4, 12), "fsdp": (0, 16), "zero3": (0, 16)}  # fmt: skip
+STATES = {
+    "single": (16, 0),
+    "dp": (16, 0),
+    "ddp": (16, 0),
+    "optimizer_sharding": (8, 8),
+    "zero1": (8, 8),
+    "zero2": (4, 12),
+    "fsdp": (0, 16),
+    "zero3": (0, 16),
+}
 """Bytes a weight that every process has, and that all share: float32 weight 4, gradient 4, Adam's averages 8."""
 
 Case = dict[str, Any]
@@ -84,9 +92,15 @@ def model_of(name: str, quick: bool) -> tuple[Any, np.ndarray, int]:
         return config, np.clip(np.exp(draw.normal(2.35, 0.6, 200_000)), 3, 66).astype(np.int64), config.vocab_size
     sizes = (64, 2, 128, 4, 2) if quick else (2048, 22, 5632, 32, 4)
     config = LlamaConfig(
-        vocab_size=32000, hidden_size=sizes[0], num_hidden_layers=sizes[1], intermediate_size=sizes[2],
-        num_attention_heads=sizes[3], num_key_value_heads=sizes[4], pad_token_id=0, use_cache=False,
-    )  # fmt: skip
+        vocab_size=32000,
+        hidden_size=sizes[0],
+        num_hidden_layers=sizes[1],
+        intermediate_size=sizes[2],
+        num_attention_heads=sizes[3],
+        num_key_value_heads=sizes[4],
+        pad_token_id=0,
+        use_cache=False,
+    )
     return config, draw.integers(64, 257, 100_000), config.vocab_size
 
 
@@ -107,12 +121,19 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
     world = dataclasses.replace(world, precision=Precision(case["precision"]))
     set_matmul(world.precision)
     devices = case["gpus"]
-    config = from_dict(RunConfig, {
-        "strategy": case["strategy"], "precision": case["precision"], "max_steps": case["steps"],
-        "batch": {"global_size": case["batch"] * devices}, "optimizer": {"lr": 1e-5},
-        "compute": {"device": "cpu" if world.device.type == "cpu" else "auto", "fast": case["fast"]},
-        "eval": {"every_epochs": 0}, "compile": {"mode": case.get("compile", "off")},
-    })  # fmt: skip
+    config = from_dict(
+        RunConfig,
+        {
+            "strategy": case["strategy"],
+            "precision": case["precision"],
+            "max_steps": case["steps"],
+            "batch": {"global_size": case["batch"] * devices},
+            "optimizer": {"lr": 1e-5},
+            "compute": {"device": "cpu" if world.device.type == "cpu" else "auto", "fast": case["fast"]},
+            "eval": {"every_epochs": 0},
+            "compile": {"mode": case.get("compile", "off")},
+        },
+    )
     settings, lengths, vocabulary = model_of(case["model"], quick)
     torch.manual_seed(0)
     with torch.device(world.device):
@@ -123,15 +144,25 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
     optimizer = strategy.make_optimizer(config.optimizer)
     order = SampleOrder(lengths, seed=1, global_size=config.batch.global_size)
     run = Run(
-        config=config, job=JobDir("/nonexistent"), world=world, model=strategy.model, work=work,
-        total_steps=case["steps"], steps_per_epoch=order.steps_per_epoch, micro_batch=case["batch"],
-    )  # fmt: skip
+        config=config,
+        job=JobDir("/nonexistent"),
+        world=world,
+        model=strategy.model,
+        work=work,
+        total_steps=case["steps"],
+        steps_per_epoch=order.steps_per_epoch,
+        micro_batch=case["batch"],
+    )
     meter = Meter(min(WARMUP[case["fast"]], case["steps"] // 2))
     steps_of = open_steps(run, strategy, optimizer, order, Rows(lengths, vocabulary), lambda: False)  # type: ignore[arg-type]
     train(
-        run, steps=steps_of, strategy=strategy, order=order, callbacks=Callbacks([("meter", meter)]),
+        run,
+        steps=steps_of,
+        strategy=strategy,
+        order=order,
+        callbacks=Callbacks([("meter", meter)]),
         validate=lambda: {},
-    )  # fmt: skip
+    )
     steps, rows, tokens, flops, seconds, waited = (b - a for a, b in zip(meter.begin, meter.end, strict=True))
     memory = torch.zeros(world.size, dtype=torch.float64)
     if world.device.type == "cuda":
@@ -142,11 +173,19 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
     groups = config.strategy.shard_processes or devices
     share = utilization(flops, seconds, devices, peak(world.describe(), world.precision))
     return {
-        **case, "steps": case["steps"], "parameters": parameters, "step_ms": 1000 * seconds / steps,
-        "samples_per_s": rows / seconds, "tokens_per_s": tokens / seconds, "mfu": share,
-        "peak_memory_bytes": float(memory.max()) or None, "theory_bytes": parameters * (own + shared / groups),
-        "data_wait_share": waited / seconds, "first_loss": meter.losses[0], "last_loss": meter.losses[-1],
-    }  # fmt: skip
+        **case,
+        "steps": case["steps"],
+        "parameters": parameters,
+        "step_ms": 1000 * seconds / steps,
+        "samples_per_s": rows / seconds,
+        "tokens_per_s": tokens / seconds,
+        "mfu": share,
+        "peak_memory_bytes": float(memory.max()) or None,
+        "theory_bytes": parameters * (own + shared / groups),
+        "data_wait_share": waited / seconds,
+        "first_loss": meter.losses[0],
+        "last_loss": meter.losses[-1],
+    }
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -188,11 +227,19 @@ def cases_of(
         count = steps if model == "bert" else large_steps
         count = min(count, 50) if label == "dp" else count  # known to be slow
         count = 4 * count if "fast" in label else count
-        found.append({
-            "model": model, "batch": batch, "label": label, "strategy": {"name": label.split()[0], **strategy},
-            "gpus": gpus, "processes": processes or gpus, "steps": count, "precision": precision,
-            "fast": "on" if "fast" in label else "off",
-        })  # fmt: skip
+        found.append(
+            {
+                "model": model,
+                "batch": batch,
+                "label": label,
+                "strategy": {"name": label.split()[0], **strategy},
+                "gpus": gpus,
+                "processes": processes or gpus,
+                "steps": count,
+                "precision": precision,
+                "fast": "on" if "fast" in label else "off",
+            }
+        )
 
     small, large, row = (4, 8, 4) if quick else (32, 128, 16)
     zero = ["zero1", "zero2", "zero3"] if deepspeed and gpus > 1 else []
@@ -259,8 +306,12 @@ def launch(cases: list[Case], folder: Path, quick: bool, until: float) -> tuple[
         try:
             child = subprocess.run(
                 [*command, *(["--quick"] if quick else [])],
-                env=env, timeout=max(30.0, until - time.monotonic()), stderr=subprocess.PIPE, text=True, check=False,
-            )  # fmt: skip
+                env=env,
+                timeout=max(30.0, until - time.monotonic()),
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
             tail = (child.stderr or "").strip()[-300:]
         except subprocess.TimeoutExpired:
             tail = "out of time"
@@ -384,11 +435,14 @@ def write(arguments: argparse.Namespace, results: list[Case], failed: list[str],
     device = f"{platform.machine()} CPU" if arguments.quick else f"{there} x {torch.cuda.get_device_name(0)}"
     shown = {k: v for k, v in versions().items() if k in ("python", "torch", "transformers", "accelerate")}
     report = {
-        "date": date.today().isoformat(), "device": device, "versions": {**shown, "CUDA": str(torch.version.cuda)},
+        "date": date.today().isoformat(),
+        "device": device,
+        "versions": {**shown, "CUDA": str(torch.version.cuda)},
         "command": "python benchmarks/strategies.py " + " ".join(sys.argv[1:]),
-        "results": [r for r in before if key(r) not in now] + results, "not_run": failed,
+        "results": [r for r in before if key(r) not in now] + results,
+        "not_run": failed,
         "notes": old.get("notes", []),  # written by hand
-    }  # fmt: skip
+    }
     file.write_text(json.dumps(report, indent=1))
     (arguments.output / f"{name}.md").write_text(table(report))
     print(f"wrote {file} and {name}.md beside it")

@@ -174,14 +174,26 @@ def trainer(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, fl
     with tempfile.TemporaryDirectory() as folder:
         grouped = {"train_sampling_strategy": "group_by_length"} if case.get("grouped") else {}
         settings = TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=case["batch"], max_steps=case["steps"], learning_rate=5e-5,
-            bf16=bool(case.get("bf16")), report_to="none", save_strategy="no", logging_steps=10, disable_tqdm=True,
-            remove_unused_columns=False, use_cpu=not torch.cuda.is_available(), **grouped,
-        )  # fmt: skip
+            output_dir=folder,
+            per_device_train_batch_size=case["batch"],
+            max_steps=case["steps"],
+            learning_rate=5e-5,
+            bf16=bool(case.get("bf16")),
+            report_to="none",
+            save_strategy="no",
+            logging_steps=10,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            use_cpu=not torch.cuda.is_available(),
+            **grouped,
+        )
         Trainer(
-            model=model_of(arguments), args=settings, train_dataset=Rows(), callbacks=[clock],
+            model=model_of(arguments),
+            args=settings,
+            train_dataset=Rows(),
+            callbacks=[clock],
             data_collator=lambda rows: table.batch(np.array([row["row"] for row in rows])),
-        ).train()  # fmt: skip
+        ).train()
     return {"seconds": clock.seconds, "steps": case["steps"] - case["warm"]}
 
 
@@ -220,11 +232,16 @@ def ours(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float
         config = from_dict(RunConfig, values)
         job.write_job(
             Job(
-                kind="train", run_key="throughput", config=config, labels=["negative", "positive"],
-                train="inputs/train", evaluation={"validation": "inputs/validation"}, tokenizer=None,
+                kind="train",
+                run_key="throughput",
+                config=config,
+                labels=["negative", "positive"],
+                train="inputs/train",
+                evaluation={"validation": "inputs/validation"},
+                tokenizer=None,
                 weights="inputs/weights",
             )
-        )  # fmt: skip
+        )
         LocalLauncher().run(job, config.compute)
         result, history = job.read_result(), [r for r in job.read_history() if r["kind"] == "step"]
     assert result is not None
@@ -302,9 +319,11 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     head = {
-        "device": device, "torch": torch.__version__, "transformers": transformers.__version__,
+        "device": device,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "python": platform.python_version(),
-    }  # fmt: skip
+    }
     command = "python benchmarks/throughput.py " + " ".join(sys.argv[1:])
     now = [{**row, "date": date.today().isoformat(), "command": command} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)

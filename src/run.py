@@ -1,6 +1,6 @@
 """The command: compose a configuration, choose a pipeline, run it, say where to look.
 
-    python src/run.py --help
+python src/run.py --help
 """
 
 import gc
@@ -26,9 +26,23 @@ if TYPE_CHECKING:
 EXIT_OK, EXIT_ERROR, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED = 0, 1, 75, 76, 130
 CONFIGS = SOURCE.parent / "configs"
 NEEDED = {
-    "accelerate", "datasets", "dotenv", "hydra", "hydra_zen", "jinja2", "matplotlib", "numpy", "omegaconf", "pandas",
-    "pyarrow", "scipy", "torch", "transformers", "yaml", "zenml",
-}  # fmt: skip
+    "accelerate",
+    "datasets",
+    "dotenv",
+    "hydra",
+    "hydra_zen",
+    "jinja2",
+    "matplotlib",
+    "numpy",
+    "omegaconf",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "torch",
+    "transformers",
+    "yaml",
+    "zenml",
+}
 """Packages of the extras that the command needs."""
 
 
@@ -42,8 +56,10 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         if told.by:
             return told.code()
-        print("interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
-              file=sys.stderr)  # fmt: skip
+        print(
+            "interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
+            file=sys.stderr,
+        )
         return EXIT_INTERRUPTED
     except Detached as error:
         print(f"detached: {error}")

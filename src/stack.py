@@ -36,12 +36,15 @@ def parser() -> argparse.ArgumentParser:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
 
     main_parser = argparse.ArgumentParser(
-        prog="python src/stack.py", formatter_class=form, epilog=EXAMPLES,
+        prog="python src/stack.py",
+        formatter_class=form,
+        epilog=EXAMPLES,
         description="Machines, a bucket and a ZenML stack on AWS: made, looked over, taken away.",
-    )  # fmt: skip
+    )
     main_parser.add_argument("--version", action="version", version=f"skytune {skytune.__version__}")
-    commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands",
-                                          prog="python src/stack.py")  # fmt: skip
+    commands = main_parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", prog="python src/stack.py"
+    )
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=form)
@@ -62,8 +65,13 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("--compute", help="a machine: a preset of configs/compute, or an instance type (g5.12xlarge)")
         made.add_argument("--spot", action=argparse.BooleanOptionalAction, help="spot machines")
         made.add_argument("--file", help="another stack file: a name in configs/stacks or a path")
-    checking.add_argument("--timeout", type=float, default=9.0, metavar="SECONDS",
-                          help="how long it may take; what has not answered by then fails (default: 9)")  # fmt: skip
+    checking.add_argument(
+        "--timeout",
+        type=float,
+        default=9.0,
+        metavar="SECONDS",
+        help="how long it may take; what has not answered by then fails (default: 9)",
+    )
     registering.add_argument("--keep-days", type=int, help="age in days at which checkpoints are deleted (default: 30)")
     command("list", "show the stacks that are registered")
     destroying = command("destroy", "take a stack away, on AWS and in ZenML; what was not made for it stays")

@@ -98,14 +98,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        mask_token="[MASK]", model_max_length=64,
-    )  # fmt: skip
+        tokenizer_object=words,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=64,
+    )
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
         max_position_embeddings=64,
-    )  # fmt: skip
+    )
     BertModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -145,9 +154,10 @@ def tokenized(tiny_model: Path, sentences: Callable[[int, int], list[tuple[str, 
         texts, labels = zip(*sentences(rows, seed), strict=True)
         tokens = tokenizer(list(texts), truncation=True)
         features = Features(
-            input_ids=List(Value("int32")), attention_mask=List(Value("int8")),
+            input_ids=List(Value("int32")),
+            attention_mask=List(Value("int8")),
             labels=ClassLabel(names=["negative", "positive"]),
-        )  # fmt: skip
+        )
         columns = {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"], "labels": list(labels)}
         return Dataset.from_dict(columns, features=features).with_format("torch")
 

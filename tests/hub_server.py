@@ -125,10 +125,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(200, entry)
         if rest[0] == "preupload":
             modes = [
-                {"path": f["path"], "uploadMode": "lfs" if f["path"].endswith("safetensors") else "regular",
-                 "shouldIgnore": False}
+                {
+                    "path": f["path"],
+                    "uploadMode": "lfs" if f["path"].endswith("safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
                 for f in json.loads(body)["files"]
-            ]  # fmt: skip
+            ]
             return self.answer(200, {"files": modes})
         if rest[:2] == ["info", "lfs"]:
             objects = [

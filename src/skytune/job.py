@@ -1,14 +1,14 @@
 """The job directory: all that worker processes need and all that they leave, in plain files.
 
-    job.json              what to do: `Job` below
-    inputs/<split>/       tokenized rows (Arrow files), one folder a split
-    inputs/tokenizer/     the tokenizer's own files
-    inputs/weights/       initial weights, where they are local (a link)
-    outputs/model/        the selected weights (safetensors), config and tokenizer
-    outputs/predictions/  one Arrow file a split: columns `row` (int64), `label` (int64), `logits` (list of float32)
-    outputs/history.jsonl one JSON object a line, see `History`
-    outputs/result.json   how it ended, see `Result`; written last, under a temporary name first
-    outputs/logs/         rank-N.log, and rank-N.error.json of a rank that failed
+job.json              what to do: `Job` below
+inputs/<split>/       tokenized rows (Arrow files), one folder a split
+inputs/tokenizer/     the tokenizer's own files
+inputs/weights/       initial weights, where they are local (a link)
+outputs/model/        the selected weights (safetensors), config and tokenizer
+outputs/predictions/  one Arrow file a split: columns `row` (int64), `label` (int64), `logits` (list of float32)
+outputs/history.jsonl one JSON object a line, see `History`
+outputs/result.json   how it ended, see `Result`; written last, under a temporary name first
+outputs/logs/         rank-N.log, and rank-N.error.json of a rank that failed
 """
 
 import json

@@ -149,9 +149,17 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(tiny_model: Path, rows: Path) -> list[str]:
     """What makes a run small: the tiny model, 20 steps."""
     return [
-        f"model.name={tiny_model}", "data=files", f"data.train={rows}", "batch.global_size=16", "epochs=100",
-        "max_steps=20", "optimizer.lr=1e-3", "compute.device=cpu", "launch.threads=1", "eval.every_epochs=0",
-    ]  # fmt: skip
+        f"model.name={tiny_model}",
+        "data=files",
+        f"data.train={rows}",
+        "batch.global_size=16",
+        "epochs=100",
+        "max_steps=20",
+        "optimizer.lr=1e-3",
+        "compute.device=cpu",
+        "launch.threads=1",
+        "eval.every_epochs=0",
+    ]
 
 
 @pytest.fixture(scope="session")

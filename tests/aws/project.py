@@ -113,9 +113,14 @@ class Project:
         """Start `src/run.py`; its output is one text."""
         process = self.farm.popen(
             [*python(self.farm), str(self.place / "src" / "run.py"), *words],
-            env={**self.env, **env}, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
+            env={**self.env, **env},
+            cwd=self.place,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         self.started.append(process)
         return process
 
@@ -135,9 +140,11 @@ class Project:
     def launching(self, **compute: Any) -> str:
         """Return code that hands the job of the only run to the launcher, without the pipeline around it."""
         return LAUNCH.format(
-            source=str(self.place / "src"), folder=str(self.run_folder()), stack=json.dumps(self.settings),
+            source=str(self.place / "src"),
+            folder=str(self.run_folder()),
+            stack=json.dumps(self.settings),
             asked=json.dumps({"device": "cpu", **compute}),
-        )  # fmt: skip
+        )
 
     def launch(self, timeout: float = 600, **compute: Any) -> Finished:
         """Run that code; keys of `compute`."""

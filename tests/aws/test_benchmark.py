@@ -25,10 +25,15 @@ def test_cells_run_on_their_machines_and_cost_what_skypilot_says(
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")
     before = farm.instances(gone=True)
     design = [
-        "pipeline=benchmark", "benchmark.name=farm", "benchmark.parallel=2", "benchmark.max_usd=1",
-        "benchmark.factors={compute: [m6i.large, 'm6i.large x 2 spot']}", "benchmark.price_source=skypilot",
-        "benchmark.machines={m6i.large: {accelerator: cpu, devices: 1}}", "compute.region=us-east-1",
-    ]  # fmt: skip
+        "pipeline=benchmark",
+        "benchmark.name=farm",
+        "benchmark.parallel=2",
+        "benchmark.max_usd=1",
+        "benchmark.factors={compute: [m6i.large, 'm6i.large x 2 spot']}",
+        "benchmark.price_source=skypilot",
+        "benchmark.machines={m6i.large: {accelerator: cpu, devices: 1}}",
+        "compute.region=us-east-1",
+    ]
     plan = project.run(*small, *design, "benchmark.dry_run=true")
     assert plan.code == 0 and "m6i.large x 2 spot" in plan.out and "$0.096" in plan.out, plan.out
     assert "sky-payload" not in plan.out
@@ -37,14 +42,17 @@ def test_cells_run_on_their_machines_and_cost_what_skypilot_says(
     assert done.code == 0, done.out
     machines = farm.since(before)
     assert sorted((each.type, each.spot) for each in machines) == [
-        ("m6i.large", False), ("m6i.large", True), ("m6i.large", True),
-    ]  # fmt: skip
+        ("m6i.large", False),
+        ("m6i.large", True),
+        ("m6i.large", True),
+    ]
     assert not any(each.running for each in machines)
     table = str(project.home / "benchmarks" / "farm" / "results.csv")
     rows: list[dict[str, Any]] = json.loads(project.python("-c", READ, table).splitlines()[-1])
     assert [(row["status"], row["devices"], row["nodes"], row["attempts"]) for row in rows] == [
-        ("done", 1, 1, 1), ("done", 2, 2, 1),
-    ]  # fmt: skip
+        ("done", 1, 1, 1),
+        ("done", 2, 2, 1),
+    ]
     for row in rows:
         assert (
             row["provision_s"] > 0 and row["setup_s"] > 0 and row["train_s"] > 0 and row["price_source"] == "SkyPilot"

@@ -50,9 +50,13 @@ def user(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]
     place = tmp_path_factory.mktemp("user")
     (place / ".zen").mkdir()
     env = farm.environment(
-        PYTHONPATH=str(SRC), SKYTUNE_HOME=str(place / "home"), ZENML_CONFIG_PATH=str(place / "zenml"),
-        ZENML_REPOSITORY_PATH=str(place), COLUMNS="200", AWS_DEFAULT_REGION="us-east-1",
-    )  # fmt: skip
+        PYTHONPATH=str(SRC),
+        SKYTUNE_HOME=str(place / "home"),
+        ZENML_CONFIG_PATH=str(place / "zenml"),
+        ZENML_REPOSITORY_PATH=str(place),
+        COLUMNS="200",
+        AWS_DEFAULT_REGION="us-east-1",
+    )
     yield User(farm, env)
 
 

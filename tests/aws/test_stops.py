@@ -13,9 +13,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Projects = Callable[..., Project]
 
 SLOW = [
-    "+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=1", "plugins=[slowly]", "max_steps=100",
-    "checkpoint.every_steps=5", "log.every_seconds=0",
-]  # fmt: skip
+    "+callbacks.slow._target_=slowly.Slow",
+    "+callbacks.slow.seconds=1",
+    "plugins=[slowly]",
+    "max_steps=100",
+    "checkpoint.every_steps=5",
+    "log.every_seconds=0",
+]
 
 
 def last_error(text: str) -> str:

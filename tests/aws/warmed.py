@@ -40,9 +40,11 @@ def _start(farm: Farm) -> list[str]:
         # It ends with the farm.
         server = farm.popen(
             [sys.executable, HERE / "farm" / "warm.py", "--here", socket, "preload"],
-            env=farm.environment(PYTHONPATH=str(HERE), HF_HUB_OFFLINE="1"), stdin=subprocess.DEVNULL, stdout=said,
+            env=farm.environment(PYTHONPATH=str(HERE), HF_HUB_OFFLINE="1"),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
             stderr=said,
-        )  # fmt: skip
+        )
     farm.wait(lambda: socket.exists() or server.poll() is not None, seconds=120)
     assert server.poll() is None, log.read_text()
     return [sys.executable, "-I", "-S", str(ASK), str(socket), str(script), sys.executable]

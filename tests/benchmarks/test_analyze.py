@@ -28,17 +28,42 @@ def test_it_is_stored_without_output() -> None:
 
 def test_it_runs(tmp_path: Path) -> None:
     rows = [
-        {"experiment": "e", "cell": f"{n}-{seed}", "status": "done", "seed": seed, "model": "m", "data": "d",
-         "strategy": "single", "precision": "fp32", "accelerator": "cpu", "samples": n,
-         "steps": n // 16, "devices": 1, "nodes": 1,
-         "train_s": n / 50, "total_s": 10 + n / 50, "setup_s": 10.0, "samples_per_s": 50.0,
-         "accuracy": 0.5 + n / 5000 + seed / 1000, "peak_lr": 1e-4, "factor_rows": n}
-        for n in (160, 320, 640, 1280) for seed in (1, 2)
-    ]  # fmt: skip
+        {
+            "experiment": "e",
+            "cell": f"{n}-{seed}",
+            "status": "done",
+            "seed": seed,
+            "model": "m",
+            "data": "d",
+            "strategy": "single",
+            "precision": "fp32",
+            "accelerator": "cpu",
+            "samples": n,
+            "steps": n // 16,
+            "devices": 1,
+            "nodes": 1,
+            "train_s": n / 50,
+            "total_s": 10 + n / 50,
+            "setup_s": 10.0,
+            "samples_per_s": 50.0,
+            "accuracy": 0.5 + n / 5000 + seed / 1000,
+            "peak_lr": 1e-4,
+            "factor_rows": n,
+        }
+        for n in (160, 320, 640, 1280)
+        for seed in (1, 2)
+    ]
     write_table(frame(rows), tmp_path)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SKYTUNE_RESULTS": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", "\n".join(code_cells())], cwd=ROOT, env=env, capture_output=True,
-                          text=True, timeout=120, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(code_cells())],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "8 of 8 cells done; factors: factor_rows" in done.stdout
     assert "4 cells, leave-one-out error 0.0%" in done.stdout

@@ -25,9 +25,12 @@ def test_it_runs_where_only_torch_and_transformers_are(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "results" / "checkpoint.json").read_text())
     rows = {(row["store"], row["way"]): row for row in found["results"]}
     assert set(rows) == {
-        ("file://", "torch.save"), ("file://", "synchronous"), ("file://", "asynchronous"),
-        ("memory://", "synchronous"), ("memory://", "asynchronous"),
-    }  # fmt: skip
+        ("file://", "torch.save"),
+        ("file://", "synchronous"),
+        ("file://", "asynchronous"),
+        ("memory://", "synchronous"),
+        ("memory://", "asynchronous"),
+    }
     for row in rows.values():
         assert row["same"] is True
         assert len(row["stall_s"]) == len(row["save_s"]) == 2

@@ -44,16 +44,40 @@ def rows(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, sentences: 
 
     folder = tmp_path_factory.mktemp("gpus")
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    kinds = Features({"input_ids": Sequence(Value("int32")), "attention_mask": Sequence(Value("int8")),
-                      "labels": ClassLabel(names=["negative", "positive"])})  # fmt: skip
+    kinds = Features(
+        {
+            "input_ids": Sequence(Value("int32")),
+            "attention_mask": Sequence(Value("int8")),
+            "labels": ClassLabel(names=["negative", "positive"]),
+        }
+    )
     for name, count in (("train", 96), ("validation", 48)):
         texts, labels = zip(*sentences(count, seed=len(name)), strict=True)
         tokens = tokenizer(list(texts))
         columns = {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"], "labels": list(labels)}
         write_split(Dataset.from_dict(columns, features=kinds), folder / "data" / name)
     out = folder / "rows.jsonl"
-    done = run("--data", str(folder / "data"), "--model", str(tiny_model), "--models", "packaged", "--gpus", "1", "2",
-               "--seeds", "1", "--rows", "64", "--per-device", "8", "--limit", "200", "--out", str(out))  # fmt: skip
+    done = run(
+        "--data",
+        str(folder / "data"),
+        "--model",
+        str(tiny_model),
+        "--models",
+        "packaged",
+        "--gpus",
+        "1",
+        "2",
+        "--seeds",
+        "1",
+        "--rows",
+        "64",
+        "--per-device",
+        "8",
+        "--limit",
+        "200",
+        "--out",
+        str(out),
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert sum(line.startswith("ROW {") for line in done.stdout.splitlines()) == 2
     return out
@@ -95,8 +119,23 @@ def test_prices_are_those_of_the_machine_with_such_a_card() -> None:
 @pytest.mark.slow
 def test_the_time_limit_ends_in_rows_that_say_so(rows: Path, tmp_path: Path, tiny_model: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    done = run("--data", str(rows.parent / "data"), "--model", str(tiny_model), "--models", "packaged", "--gpus", "1",
-               "--seeds", "1", "2", "--limit", "-1", "--out", str(out))  # fmt: skip
+    done = run(
+        "--data",
+        str(rows.parent / "data"),
+        "--model",
+        str(tiny_model),
+        "--models",
+        "packaged",
+        "--gpus",
+        "1",
+        "--seeds",
+        "1",
+        "2",
+        "--limit",
+        "-1",
+        "--out",
+        str(out),
+    )
     assert done.returncode == 1, done.stderr
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["status"] for row in found] == ["stopped", "stopped"]

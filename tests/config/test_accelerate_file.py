@@ -55,7 +55,10 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two machines": (
         {**TWO, "machine_rank": 1, "rdzv_backend": "static", "same_network": True},
         {
-            "launch.nodes": 2, "launch.node_rank": 1, "launch.master_addr": "10.0.0.1", "launch.master_port": 29600,
+            "launch.nodes": 2,
+            "launch.node_rank": 1,
+            "launch.master_addr": "10.0.0.1",
+            "launch.master_port": 29600,
             "launch.num_processes": 8,
         },
     ),
@@ -63,20 +66,31 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no restarts": ({**GPUS, "max_restarts": 0}, {}),
     "fsdp 2": (
         fsdp(
-            fsdp_version=2, fsdp_reshard_after_forward=True, fsdp_offload_params=False,
-            fsdp_auto_wrap_policy="TRANSFORMER_BASED_WRAP", fsdp_transformer_layer_cls_to_wrap="BertLayer",
-            fsdp_state_dict_type="SHARDED_STATE_DICT", fsdp_activation_checkpointing=True,
+            fsdp_version=2,
+            fsdp_reshard_after_forward=True,
+            fsdp_offload_params=False,
+            fsdp_auto_wrap_policy="TRANSFORMER_BASED_WRAP",
+            fsdp_transformer_layer_cls_to_wrap="BertLayer",
+            fsdp_state_dict_type="SHARDED_STATE_DICT",
+            fsdp_activation_checkpointing=True,
         ),
         {
-            "strategy.name": "fsdp", "strategy.sharding": "full", "strategy.wrap": "BertLayer",
-            "strategy.activation_checkpointing": True, "strategy.offload": "none",
+            "strategy.name": "fsdp",
+            "strategy.sharding": "full",
+            "strategy.wrap": "BertLayer",
+            "strategy.activation_checkpointing": True,
+            "strategy.offload": "none",
         },
     ),
     "fsdp 2, kept gathered": (fsdp(fsdp_version=2, fsdp_reshard_after_forward=False), {"strategy.sharding": "grad_op"}),
     "fsdp 1": (
         fsdp(
-            fsdp_sharding_strategy="SHARD_GRAD_OP", fsdp_offload_params=True, fsdp_backward_prefetch="BACKWARD_PRE",
-            fsdp_use_orig_params=True, fsdp_forward_prefetch=False, fsdp_sync_module_states=True,
+            fsdp_sharding_strategy="SHARD_GRAD_OP",
+            fsdp_offload_params=True,
+            fsdp_backward_prefetch="BACKWARD_PRE",
+            fsdp_use_orig_params=True,
+            fsdp_forward_prefetch=False,
+            fsdp_sync_module_states=True,
         ),
         {"strategy.name": "fsdp", "strategy.sharding": "grad_op", "strategy.offload": "parameters"},
     ),
@@ -84,11 +98,16 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp, hybrid": (fsdp(fsdp_sharding_strategy="HYBRID_SHARD"), {"strategy.sharding": "hybrid"}),
     "fsdp, not cut up": (fsdp(fsdp_sharding_strategy="NO_SHARD"), {"strategy.name": "ddp"}),
     "shards and copies": (
-        {**FSDP, "parallelism_config": {
-            "parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 2,
-            "parallelism_config_tp_size": 1, "parallelism_config_cp_size": 1,
-            "parallelism_config_cp_comm_strategy": "x",
-        }},
+        {
+            **FSDP,
+            "parallelism_config": {
+                "parallelism_config_dp_replicate_size": 2,
+                "parallelism_config_dp_shard_size": 2,
+                "parallelism_config_tp_size": 1,
+                "parallelism_config_cp_size": 1,
+                "parallelism_config_cp_comm_strategy": "x",
+            },
+        },
         {"strategy.name": "fsdp", "strategy.sharding": "hybrid", "strategy.shard_processes": 2},
     ),
     "copies": ({**GPUS, "parallelism_config": {"dp_replicate_size": 4}}, {"strategy.name": "ddp"}),
@@ -96,8 +115,12 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero 1": (zero(zero_stage=1), {"strategy.name": "zero1"}),
     "zero 2": (
         zero(
-            offload_optimizer_device="cpu", offload_param_device="none", gradient_clipping=0.5,
-            gradient_accumulation_steps=1, offload_optimizer_nvme_path="/nvme", deepspeed_multinode_launcher="standard",
+            offload_optimizer_device="cpu",
+            offload_param_device="none",
+            gradient_clipping=0.5,
+            gradient_accumulation_steps=1,
+            offload_optimizer_nvme_path="/nvme",
+            deepspeed_multinode_launcher="standard",
         ),
         {"strategy.name": "zero2", "strategy.offload": "optimizer", "optimizer.clip_norm": 0.5},
     ),
@@ -109,21 +132,35 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dynamo": (dynamo(backend="INDUCTOR"), {"compile.mode": "on", "compile.shapes": None}),
     "dynamo of old": ({**GPUS, "dynamo_backend": "INDUCTOR"}, {"compile.mode": "on"}),
     "dynamo, lengths of their own": (
-        dynamo(backend="INDUCTOR", mode="default", use_dynamic=False, use_fullgraph=False), {"compile.shapes": 8},
+        dynamo(backend="INDUCTOR", mode="default", use_dynamic=False, use_fullgraph=False),
+        {"compile.shapes": 8},
     ),
     "dynamo, graphs": (dynamo(backend="INDUCTOR", mode="reduce-overhead"), {"compile.mode": "reduce_overhead"}),
     "dynamo, tuned": (dynamo(backend="INDUCTOR", mode="max-autotune"), {"compile.mode": "max_autotune"}),
     "all that is not used": (
         {
-            **GPUS, "debug": False, "downcast_bf16": "no", "enable_cpu_affinity": False,
+            **GPUS,
+            "debug": False,
+            "downcast_bf16": "no",
+            "enable_cpu_affinity": False,
             "main_training_function": "main",
-            "tpu_env": [], "tpu_use_cluster": False, "tpu_use_sudo": False, "tpu_name": None, "commands": None,
-            "megatron_lm_config": {}, "mpirun_config": {}, "fsdp_config": {}, "deepspeed_config": {}, "fp8_config": {},
-            "dynamo_config": {}, "parallelism_config": {}, "tpu_vm": [""],
+            "tpu_env": [],
+            "tpu_use_cluster": False,
+            "tpu_use_sudo": False,
+            "tpu_name": None,
+            "commands": None,
+            "megatron_lm_config": {},
+            "mpirun_config": {},
+            "fsdp_config": {},
+            "deepspeed_config": {},
+            "fp8_config": {},
+            "dynamo_config": {},
+            "parallelism_config": {},
+            "tpu_vm": [""],
         },
         {"launch.num_processes": 4},
     ),
-}  # fmt: skip
+}
 
 
 def composed(tmp_path: Path, values: dict[str, Any], *words: str) -> RunConfig:
@@ -150,15 +187,17 @@ def test_what_is_honoured(name: str, tmp_path: Path) -> None:
 NOTED: dict[str, tuple[dict[str, Any], str]] = {
     "debug": ({**GPUS, "debug": True}, "debug=True: has no effect here: "),
     "fsdp_cpu_ram_efficient_loading": (
-        fsdp(fsdp_cpu_ram_efficient_loading=True), "fsdp_cpu_ram_efficient_loading=True: has no effect here: ",
+        fsdp(fsdp_cpu_ram_efficient_loading=True),
+        "fsdp_cpu_ram_efficient_loading=True: has no effect here: ",
     ),
     "zero3_init_flag": (zero(zero_stage=3, zero3_init_flag=True), "zero3_init_flag=True: has no effect here: "),
     "zero3_save_16bit_model": (
-        zero(zero_stage=3, zero3_save_16bit_model=True), "zero3_save_16bit_model=True: has no effect here: ",
+        zero(zero_stage=3, zero3_save_16bit_model=True),
+        "zero3_save_16bit_model=True: has no effect here: ",
     ),
     "main_process_port": ({**GPUS, "main_process_port": 29500}, "main_process_port: one machine takes a free port"),
     "gpu_ids": ({**TWO, "machine_rank": 0, "gpu_ids": "0,1"}, "gpu_ids: is said of this machine only"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NOTED)
@@ -220,7 +259,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "zero, hostfile": (zero(deepspeed_hostfile="/job/hosts"), "deepspeed_hostfile=/job/hosts: launch.hosts"),
     "zero, experts": (zero(deepspeed_moe_layer_cls_names="A"), "deepspeed_moe_layer_cls_names=A"),
     "zero, unknown": (zero(x=1), "x=1: is not known"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -248,11 +287,18 @@ def test_what_accelerate_itself_writes_is_read(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
 
     written = ClusterConfig(
-        compute_environment="LOCAL_MACHINE", distributed_type="FSDP", mixed_precision="bf16", use_cpu=False,
+        compute_environment="LOCAL_MACHINE",
+        distributed_type="FSDP",
+        mixed_precision="bf16",
+        use_cpu=False,
         debug=False,
-        num_processes=8, num_machines=2, machine_rank=0, main_process_ip="10.0.0.1", main_process_port=29501,
+        num_processes=8,
+        num_machines=2,
+        machine_rank=0,
+        main_process_ip="10.0.0.1",
+        main_process_port=29501,
         fsdp_config={"fsdp_version": 2, "fsdp_transformer_layer_cls_to_wrap": "BertLayer"},
-    )  # fmt: skip
+    )
     written.to_yaml_file(str(tmp_path / "theirs.yaml"))
     config = compose_run(CONFIGS, [f"launch.accelerate_config={tmp_path / 'theirs.yaml'}"])
     assert (config.strategy.name.value, config.strategy.wrap, config.launch.nodes) == ("fsdp", "BertLayer", 2)
@@ -263,18 +309,32 @@ def test_what_accelerate_itself_writes_is_read(tmp_path: Path) -> None:
 
 JSON = {
     "zero_optimization": {
-        "stage": 3, "overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": "auto",
-        "stage3_prefetch_bucket_size": 1e7, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "stage": 3,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": 1e7,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
         "stage3_gather_16bit_weights_on_model_save": True,
     },
-    "bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale": 0, "hysteresis": 2}, "gradient_clipping": 1.5,
-    "train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": False, "loss_scale": 0, "hysteresis": 2},
+    "gradient_clipping": 1.5,
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.9, 0.95], "eps": "auto", "weight_decay": 0.1}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {
-        "warmup_num_steps": 10, "warmup_min_lr": 0, "total_num_steps": 9,
-    }},
-    "steps_per_print": 100, "wall_clock_breakdown": False,
-}  # fmt: skip
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_num_steps": 10,
+            "warmup_min_lr": 0,
+            "total_num_steps": 9,
+        },
+    },
+    "steps_per_print": 100,
+    "wall_clock_breakdown": False,
+}
 
 
 def test_a_deepspeed_file(tmp_path: Path) -> None:
@@ -282,18 +342,30 @@ def test_a_deepspeed_file(tmp_path: Path) -> None:
     values = {**ZERO, "deepspeed_config": {"deepspeed_config_file": "ds.json", "zero3_init_flag": False}}
     config = composed(tmp_path, values)
     wanted = {
-        "strategy.name": "zero3", "strategy.offload": "optimizer", "precision": "bf16", "optimizer.clip_norm": 1.5,
+        "strategy.name": "zero3",
+        "strategy.offload": "optimizer",
+        "precision": "bf16",
+        "optimizer.clip_norm": 1.5,
         "strategy.zero_options": {
-            "overlap_comm": True, "contiguous_gradients": True, "stage3_prefetch_bucket_size": 1e7,
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+            "stage3_prefetch_bucket_size": 1e7,
         },
-        "batch.global_size": 64, "batch.micro_size": 8, "optimizer.lr": 2e-5, "optimizer.betas": [0.9, 0.95],
-        "optimizer.weight_decay": 0.1, "optimizer.eps": 1e-8, "schedule.name": "linear", "schedule.warmup_steps": 10,
-    }  # fmt: skip
+        "batch.global_size": 64,
+        "batch.micro_size": 8,
+        "optimizer.lr": 2e-5,
+        "optimizer.betas": [0.9, 0.95],
+        "optimizer.weight_decay": 0.1,
+        "optimizer.eps": 1e-8,
+        "schedule.name": "linear",
+        "schedule.warmup_steps": 10,
+    }
     assert {key: look(config, key) for key in wanted} == wanted
     notes = translate(values, tmp_path).notes
     assert [note.split(":")[0] for note in notes] == [
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save=True", "steps_per_print",
-    ]  # fmt: skip
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save=True",
+        "steps_per_print",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,11 @@ def test_a_value_means_what_it_says(name: str) -> None:
 
 def batch(whole: Any = "auto", micro: Any = "auto", steps: Any = "auto") -> dict[str, Any]:
     return {
-        "zero_optimization": ZERO_2, "train_batch_size": whole, "train_micro_batch_size_per_gpu": micro,
+        "zero_optimization": ZERO_2,
+        "train_batch_size": whole,
+        "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": steps,
-    }  # fmt: skip
+    }
 
 
 IN_A_FILE_MEANT: dict[str, tuple[dict[str, Any], dict[str, str | None]]] = {

@@ -16,10 +16,18 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 def stored() -> dict[str, Any]:
     """A run that differs from the defaults in every kind of key."""
     words = [
-        "data=sst2", "model=bert-base", "compute=cuda", "seed=7", "launch.num_processes=4", "optimizer.lr=1e-3",
-        "+extra.price='a \\${b} c'", "+extra.nested.deep=[1,null,x]", "+callbacks.mine._target_=json.JSONEncoder",
-        "+callbacks.mine.indent=2", "max_steps=9",
-    ]  # fmt: skip
+        "data=sst2",
+        "model=bert-base",
+        "compute=cuda",
+        "seed=7",
+        "launch.num_processes=4",
+        "optimizer.lr=1e-3",
+        "+extra.price='a \\${b} c'",
+        "+extra.nested.deep=[1,null,x]",
+        "+callbacks.mine._target_=json.JSONEncoder",
+        "+callbacks.mine.indent=2",
+        "max_steps=9",
+    ]
     found: dict[str, Any] = to_dict(compose_run(CONFIGS, words))
     return found
 

@@ -61,9 +61,11 @@ def test_a_price_that_is_no_number_is_named(name: str, compose: Callable[..., Ru
 
 def test_free_groups_take_groups_on_the_command_line(compose: Callable[..., RunConfig]) -> None:
     config = compose(
-        "pipeline=benchmark", "benchmark.factors={rows: [10k, 20], compute: ['p4d.24xlarge x 2']}",
-        "benchmark.prices={p4d.24xlarge: 21.5}", "benchmark.machines={mine: {accelerator: B200, devices: 2}}",
-    )  # fmt: skip
+        "pipeline=benchmark",
+        "benchmark.factors={rows: [10k, 20], compute: ['p4d.24xlarge x 2']}",
+        "benchmark.prices={p4d.24xlarge: 21.5}",
+        "benchmark.machines={mine: {accelerator: B200, devices: 2}}",
+    )
     assert config.benchmark.factors == {"rows": ["10k", 20], "compute": ["p4d.24xlarge x 2"]}
     assert config.benchmark.prices == {"p4d.24xlarge": 21.5}
     assert config.benchmark.machines == {"mine": {"accelerator": "B200", "devices": 2}}

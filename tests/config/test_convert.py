@@ -60,13 +60,17 @@ def configs(draw: st.DrawFn) -> RunConfig:
             name=draw(text), dropout=draw(st.none() | st.floats(0, 0.99)), _target_="a.b", args=draw(groups)
         ),
         data=DataConfig(
-            text="text", label="label", fraction=draw(st.floats(0.01, 1)), max_rows=draw(st.none() | counts),
+            text="text",
+            label="label",
+            fraction=draw(st.floats(0.01, 1)),
+            max_rows=draw(st.none() | counts),
             labels=draw(st.none() | st.lists(text, min_size=2, max_size=4, unique=True)),
         ),
         batch=BatchConfig(global_size=size, micro_size=draw(st.none() | st.integers(1, size))),
         loader=LoaderConfig(num_workers=draw(st.integers(0, 8)), pin_memory=draw(st.booleans())),
         optimizer=OptimizerConfig(
-            name=draw(st.sampled_from(OptimizerName)), lr=draw(st.floats(1e-9, 9)),
+            name=draw(st.sampled_from(OptimizerName)),
+            lr=draw(st.floats(1e-9, 9)),
             clip_norm=draw(st.none() | st.just(1.0)),
         ),
         schedule=ScheduleConfig(name=draw(st.sampled_from(ScheduleName)), warmup_ratio=draw(st.floats(0, 0.99))),
@@ -77,7 +81,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         launch=LaunchConfig(num_processes=draw(st.just("auto") | counts), threads=draw(st.none() | counts)),
         callbacks={name: {"_target_": "a.b", **draw(groups)} for name in draw(st.lists(text, max_size=2))},
         extra=draw(groups),
-    )  # fmt: skip
+    )
 
 
 @given(configs())

@@ -29,18 +29,48 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["api_token", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN",
-     "apiKey", "HFToken", "db-password", "client_secret", "auth", "token", "token2", "connectionString", "credentials"],
-)  # fmt: skip
+    [
+        "api_token",
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SESSION_TOKEN",
+        "apiKey",
+        "HFToken",
+        "db-password",
+        "client_secret",
+        "auth",
+        "token",
+        "token2",
+        "connectionString",
+        "credentials",
+    ],
+)
 def test_names_of_secrets(name: str) -> None:
     assert looks_secret(name)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["tokenizer", "pad_token", "mask_token", "max_tokens", "tokens_per_s", "key", "keys", "cache_key", "author", "name",
-     "SSH_AUTH_SOCK", "secretary", "image_token", "monkey", ""],
-)  # fmt: skip
+    [
+        "tokenizer",
+        "pad_token",
+        "mask_token",
+        "max_tokens",
+        "tokens_per_s",
+        "key",
+        "keys",
+        "cache_key",
+        "author",
+        "name",
+        "SSH_AUTH_SOCK",
+        "secretary",
+        "image_token",
+        "monkey",
+        "",
+    ],
+)
 def test_names_of_other_things(name: str) -> None:
     assert not looks_secret(name)
 
@@ -62,22 +92,30 @@ def test_what_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHORT_TOKEN", "positive")  # an ordinary word, which a label may be
     values = {
         "extra": {
-            "api_token": "x1", "note": f"use {TOKEN}, then {TOKEN}", "labels": ["positive", "negative"],
-            "credentials": {"user": "me", "pin": 1234, "on": True, "none": None}, "pad_token": "[PAD]", "token": 7,
+            "api_token": "x1",
+            "note": f"use {TOKEN}, then {TOKEN}",
+            "labels": ["positive", "negative"],
+            "credentials": {"user": "me", "pin": 1234, "on": True, "none": None},
+            "pad_token": "[PAD]",
+            "token": 7,
         },
         "data": {"train": "https://me:secret-word@host/a.csv?X-Amz-Signature=abc&page=2&token=t9"},
-        "git": "ssh://git@host/x", "callbacks": {"auth": {"_target_": "a.B", "password": "p"}},
-    }  # fmt: skip
+        "git": "ssh://git@host/x",
+        "callbacks": {"auth": {"_target_": "a.B", "password": "p"}},
+    }
     assert redact(values) == {
         "extra": {
             "api_token": "<secret:extra.api_token>",
             "note": "use <secret:extra.note>, then <secret:extra.note>",
             "labels": ["positive", "negative"],
             "credentials": {
-                "user": "<secret:extra.credentials.user>", "pin": "<secret:extra.credentials.pin>", "on": True,
+                "user": "<secret:extra.credentials.user>",
+                "pin": "<secret:extra.credentials.pin>",
+                "on": True,
                 "none": None,
             },
-            "pad_token": "[PAD]", "token": 7,
+            "pad_token": "[PAD]",
+            "token": 7,
         },
         "data": {
             "train": "https://<secret:data.train>@host/a.csv?X-Amz-Signature=<secret:data.train:2>&page=2"
@@ -85,7 +123,7 @@ def test_what_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
         },
         "git": "ssh://git@host/x",
         "callbacks": {"auth": {"_target_": "a.B", "password": "<secret:callbacks.auth.password>"}},
-    }  # fmt: skip
+    }
 
 
 def test_a_configuration_without_secrets_stays_as_it_is() -> None:

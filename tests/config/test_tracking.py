@@ -40,14 +40,27 @@ def test_wandb_mode_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_wandb_is_told(compose: Callable[..., RunConfig]) -> None:
     config = compose(
-        "tracker=wandb", "tracker.wandb.project=p", "tracker.wandb.entity=me", "tracker.wandb.group=g",
-        "tracker.wandb.tags=[a,b]", "tracker.wandb.notes='two words'", "tracker.wandb.mode=offline",
-        "tracker.wandb.save_code=true", "+tracker.wandb.args.job_type=train", "+tracker.wandb.args.settings.x=1",
-    ).tracker.wandb  # fmt: skip
+        "tracker=wandb",
+        "tracker.wandb.project=p",
+        "tracker.wandb.entity=me",
+        "tracker.wandb.group=g",
+        "tracker.wandb.tags=[a,b]",
+        "tracker.wandb.notes='two words'",
+        "tracker.wandb.mode=offline",
+        "tracker.wandb.save_code=true",
+        "+tracker.wandb.args.job_type=train",
+        "+tracker.wandb.args.settings.x=1",
+    ).tracker.wandb
     assert config == WandbConfig(
-        project="p", entity="me", group="g", tags=["a", "b"], notes="two words", mode=WandbMode.offline,
-        save_code=True, args={"job_type": "train", "settings": {"x": 1}},
-    )  # fmt: skip
+        project="p",
+        entity="me",
+        group="g",
+        tags=["a", "b"],
+        notes="two words",
+        mode=WandbMode.offline,
+        save_code=True,
+        args={"job_type": "train", "settings": {"x": 1}},
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,23 @@ def tiny(tmp_path_factory):
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        model_max_length=16, model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    ).save_pretrained(folder)  # fmt: skip
+        tokenizer_object=raw,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=16,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    ).save_pretrained(folder)
     torch.manual_seed(1)
     config = BertConfig(
-        vocab_size=len(WORDS) + 4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        vocab_size=len(WORDS) + 4,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
         max_position_embeddings=16,
-    )  # fmt: skip
+    )
     BertModel(config).save_pretrained(folder)
     return str(folder)
 
@@ -209,10 +218,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if rest and rest[0] == "paths-info":
             asked = urllib.parse.parse_qs(self.posted.decode()).get("paths") or json.loads(self.posted)["paths"]
             return self.answer(200, [entry for entry in entries if entry["path"] in asked])
-        return self.answer(200, {
-            "id": name, "sha": self.server.commit(kind, name), "private": False, "tags": [], "downloads": 0, "likes": 0,
-            "siblings": [{"rfilename": path} for path in files],
-        })  # fmt: skip
+        return self.answer(
+            200,
+            {
+                "id": name,
+                "sha": self.server.commit(kind, name),
+                "private": False,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+                "siblings": [{"rfilename": path} for path in files],
+            },
+        )
 
     def resolve(self, kind, name, revision, path):
         if not self.known(kind, name, revision):
@@ -238,8 +255,13 @@ def process_env(tmp_path):
     keep = {
         n: v for n, v in os.environ.items() if not n.startswith(("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "SKYTUNE_"))
     }
-    return {**keep, "PYTHONPATH": str(REPOSITORY / "src"), "HF_HOME": str(tmp_path / "hf"),
-            "SKYTUNE_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}  # fmt: skip
+    return {
+        **keep,
+        "PYTHONPATH": str(REPOSITORY / "src"),
+        "HF_HOME": str(tmp_path / "hf"),
+        "SKYTUNE_HOME": str(tmp_path / "home"),
+        "HOME": str(tmp_path),
+    }
 
 
 @pytest.fixture

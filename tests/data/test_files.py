@@ -116,8 +116,12 @@ def test_s3(files, monkeypatch):
     server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    for name, value in (("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x"), ("AWS_DEFAULT_REGION", "us-east-1"),
-                        ("AWS_ENDPOINT_URL", f"http://{host}:{port}")):  # fmt: skip
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", f"http://{host}:{port}"),
+    ):
         monkeypatch.setenv(name, value)
     try:
         client = boto3.client("s3")
@@ -139,28 +143,31 @@ def test_s3(files, monkeypatch):
         server.stop()
 
 
-@pytest.mark.parametrize(("name", "body", "message"), [
-    ("a.tsv", "", r"a.tsv: the file is empty"),
-    ("a.tsv", "\n \n", r"a.tsv: the file is empty"),
-    ("a.tsv", "text\tclass\na\t0\n", None),
-    ("a.tsv", "sentence\tlabel\na\t0\n", r"data.text=text: no such column in .*a.tsv; it has: 'sentence', 'label'"),
-    ("a.jsonl", '{"sentence": "a"}\n', r"data.text=text: no such column in .*a.jsonl; it has: 'sentence'"),
-    ("a.tsv", "text\ttext\tlabel\na\tb\t0\n", r"the column 'text' stands there 2 times"),
-    ("a.tsv", "text\tlabel\na\t0\nb\tc\t1\n", r"a.tsv, row 2: has 3 columns, the header 2; data.bad_rows=drop"),
-    ("a.tsv", b"text\tlabel\na\t0\nb\xff\t1\n", r"a.tsv, line 3: broken UTF-8 \(byte 0xff\)"),
-    ("a.csv", b"\xef\xbb\xbftext,label\na,0\nb\xe9,1\n", r"a.csv, line 3: broken UTF-8 \(byte 0xe9\)"),
-    ("a.jsonl", b'{"text": "\xff"}', r"a.jsonl, line 1: broken UTF-8"),
-    ("a.tsv", "text\tlabel\na\t0\n".encode("utf-16"), r"a.tsv: is UTF-16; save it as UTF-8"),
-    ("a.txt", "text\tlabel\na\t0\n", r"cannot tell what kind of file .*a.txt is; known endings: .csv"),
-    ("noending", "text\tlabel\na\t0\n", r"cannot tell what kind of file"),
-    ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a.jsonl, line 2: is not valid JSON"),
-    ("a.json", '[{"text": "a"},]', r"a.json: is not valid JSON"),
-    ("a.jsonl", '{"text": "a"}\n["a", 0]\n', r"a.jsonl, row 2: is no JSON object"),
-    ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', r"a.jsonl, row 1: 'label' is .*not one class"),
-    ("a.parquet", b"PAR1 not really PAR1", r"a.parquet: is no readable Parquet file"),
-    ("a.tsv.gz", b"not gzip", r"a.tsv.gz: is not a whole gzip file"),
-    ("a.tsv.gz", gzip.compress(b"text\tlabel\n" * 50, mtime=0)[:-12], r"a.tsv.gz: is not a whole gzip file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("a.tsv", "", r"a.tsv: the file is empty"),
+        ("a.tsv", "\n \n", r"a.tsv: the file is empty"),
+        ("a.tsv", "text\tclass\na\t0\n", None),
+        ("a.tsv", "sentence\tlabel\na\t0\n", r"data.text=text: no such column in .*a.tsv; it has: 'sentence', 'label'"),
+        ("a.jsonl", '{"sentence": "a"}\n', r"data.text=text: no such column in .*a.jsonl; it has: 'sentence'"),
+        ("a.tsv", "text\ttext\tlabel\na\tb\t0\n", r"the column 'text' stands there 2 times"),
+        ("a.tsv", "text\tlabel\na\t0\nb\tc\t1\n", r"a.tsv, row 2: has 3 columns, the header 2; data.bad_rows=drop"),
+        ("a.tsv", b"text\tlabel\na\t0\nb\xff\t1\n", r"a.tsv, line 3: broken UTF-8 \(byte 0xff\)"),
+        ("a.csv", b"\xef\xbb\xbftext,label\na,0\nb\xe9,1\n", r"a.csv, line 3: broken UTF-8 \(byte 0xe9\)"),
+        ("a.jsonl", b'{"text": "\xff"}', r"a.jsonl, line 1: broken UTF-8"),
+        ("a.tsv", "text\tlabel\na\t0\n".encode("utf-16"), r"a.tsv: is UTF-16; save it as UTF-8"),
+        ("a.txt", "text\tlabel\na\t0\n", r"cannot tell what kind of file .*a.txt is; known endings: .csv"),
+        ("noending", "text\tlabel\na\t0\n", r"cannot tell what kind of file"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a.jsonl, line 2: is not valid JSON"),
+        ("a.json", '[{"text": "a"},]', r"a.json: is not valid JSON"),
+        ("a.jsonl", '{"text": "a"}\n["a", 0]\n', r"a.jsonl, row 2: is no JSON object"),
+        ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', r"a.jsonl, row 1: 'label' is .*not one class"),
+        ("a.parquet", b"PAR1 not really PAR1", r"a.parquet: is no readable Parquet file"),
+        ("a.tsv.gz", b"not gzip", r"a.tsv.gz: is not a whole gzip file"),
+        ("a.tsv.gz", gzip.compress(b"text\tlabel\n" * 50, mtime=0)[:-12], r"a.tsv.gz: is not a whole gzip file"),
+    ],
+)
 def test_a_broken_file_is_one_line(files, write, name, body, message):
     path = write(name, body)
     if message is None:  # a label column may be absent: that is an unlabelled test split

@@ -53,9 +53,14 @@ def ask(process_env, tmp_path):
         started = time.monotonic()
         asked = json.dumps({"steps": steps, "model": model or {}, "data": data or {}})
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, asked], env={**process_env, **env}, cwd=tmp_path / "cwd", text=True,
-            capture_output=True, timeout=100, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", SCRIPT, asked],
+            env={**process_env, **env},
+            cwd=tmp_path / "cwd",
+            text=True,
+            capture_output=True,
+            timeout=100,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert list((tmp_path / "cwd").iterdir()) == []
         return json.loads(done.stdout), done.stderr, time.monotonic() - started

@@ -15,21 +15,24 @@ def rows(values, names=None, name="train", kind=None):
     return Rows(name=name, text=text, label=label, names=names, parts=[(f"{name}.tsv", len(values))])
 
 
-@pytest.mark.parametrize(("values", "given", "names", "numbers"), [
-    ([0, 1, 2, 0], None, ["0", "1", "2"], [0, 1, 2, 0]),
-    (["0", "1", "1"], None, ["0", "1"], [0, 1, 1]),
-    (["1", "0"], ["negative", "positive"], ["negative", "positive"], [1, 0]),
-    ([1.0, 0.0], None, ["0", "1"], [1, 0]),
-    (["1.0", "0", "1"], None, ["0", "1"], [1, 0, 1]),
-    (["pos", "neg", " pos "], None, ["neg", "pos"], [1, 0, 1]),
-    (["pos", "neg"], ["pos", "neg"], ["pos", "neg"], [0, 1]),
-    (["1", "5", "3"], ["1", "3", "5"], ["1", "3", "5"], [0, 2, 1]),
-    ([5, 1], ["5", "1"], ["5", "1"], [0, 1]),
-    ([True, False], None, ["False", "True"], [1, 0]),
-    (["b", "a"], ["a", "b", "c"], ["a", "b", "c"], [1, 0]),
-    ([0, 2], ["a", "b", "c"], ["a", "b", "c"], [0, 2]),
-    (["0.5", "1.5"], ["1.5", "0.5"], None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "given", "names", "numbers"),
+    [
+        ([0, 1, 2, 0], None, ["0", "1", "2"], [0, 1, 2, 0]),
+        (["0", "1", "1"], None, ["0", "1"], [0, 1, 1]),
+        (["1", "0"], ["negative", "positive"], ["negative", "positive"], [1, 0]),
+        ([1.0, 0.0], None, ["0", "1"], [1, 0]),
+        (["1.0", "0", "1"], None, ["0", "1"], [1, 0, 1]),
+        (["pos", "neg", " pos "], None, ["neg", "pos"], [1, 0, 1]),
+        (["pos", "neg"], ["pos", "neg"], ["pos", "neg"], [0, 1]),
+        (["1", "5", "3"], ["1", "3", "5"], ["1", "3", "5"], [0, 2, 1]),
+        ([5, 1], ["5", "1"], ["5", "1"], [0, 1]),
+        ([True, False], None, ["False", "True"], [1, 0]),
+        (["b", "a"], ["a", "b", "c"], ["a", "b", "c"], [1, 0]),
+        ([0, 2], ["a", "b", "c"], ["a", "b", "c"], [0, 2]),
+        (["0.5", "1.5"], ["1.5", "0.5"], None, None),
+    ],
+)
 def test_which_classes_there_are(values, given, names, numbers):
     split = rows(values)
     if names is None:
@@ -55,23 +58,26 @@ def test_arrow_dictionaries_are_labels_too():
     assert encode(split, classes).tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize(("values", "given", "message"), [
-    ([0, 1, 7], None, r"train.tsv, row 3: label 7, but no row has label 2: numbers run from 0"),
-    ([1, 2], None, r"train.tsv, row 1: label 1, but no row has label 0"),
-    ([0, 1, 7], ["a", "b"], r"train.tsv, row 3: label 7 is not one of the 2 classes \(0=a, 1=b\)"),
-    (["a", "b", "c"], ["a", "b"], r"train.tsv, row 3: label 'c' is not one of the 2 classes \(a, b\)"),
-    ([0, 1, -2], ["a", "b"], r"train.tsv, row 3: label -2 is not one"),
-    ([0.0, 1.0, 0.5], None, r"train.tsv, row 3: label 0.5 is not a whole number"),
-    (["0", "1", "0.5"], None, r"train.tsv, row 3: label 0.5 is not a whole number"),
-    ([0, 1, -1], None, r"train.tsv, row 3: has no label \(empty or -1\), and so have 1 of 3 rows of train"),
-    ([-1, -1], None, r"train.tsv, row 1: has no label"),
-    ([0, None, 1], None, r"train.tsv, row 2: has no label"),
-    (["a", "", "b"], None, r"train.tsv, row 2: has no label"),
-    ([0.0, float("nan"), 1.0], None, r"train.tsv, row 2: has no label"),
-    ([1, 1, 1], ["a", "b"], r"train: all 3 rows have the label 'b': a classifier needs at least two classes"),
-    (["x", "x"], None, r"train: all 2 rows have the label 'x'"),
-    ([], None, r"train: 0 rows are left"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "given", "message"),
+    [
+        ([0, 1, 7], None, r"train.tsv, row 3: label 7, but no row has label 2: numbers run from 0"),
+        ([1, 2], None, r"train.tsv, row 1: label 1, but no row has label 0"),
+        ([0, 1, 7], ["a", "b"], r"train.tsv, row 3: label 7 is not one of the 2 classes \(0=a, 1=b\)"),
+        (["a", "b", "c"], ["a", "b"], r"train.tsv, row 3: label 'c' is not one of the 2 classes \(a, b\)"),
+        ([0, 1, -2], ["a", "b"], r"train.tsv, row 3: label -2 is not one"),
+        ([0.0, 1.0, 0.5], None, r"train.tsv, row 3: label 0.5 is not a whole number"),
+        (["0", "1", "0.5"], None, r"train.tsv, row 3: label 0.5 is not a whole number"),
+        ([0, 1, -1], None, r"train.tsv, row 3: has no label \(empty or -1\), and so have 1 of 3 rows of train"),
+        ([-1, -1], None, r"train.tsv, row 1: has no label"),
+        ([0, None, 1], None, r"train.tsv, row 2: has no label"),
+        (["a", "", "b"], None, r"train.tsv, row 2: has no label"),
+        ([0.0, float("nan"), 1.0], None, r"train.tsv, row 2: has no label"),
+        ([1, 1, 1], ["a", "b"], r"train: all 3 rows have the label 'b': a classifier needs at least two classes"),
+        (["x", "x"], None, r"train: all 2 rows have the label 'x'"),
+        ([], None, r"train: 0 rows are left"),
+    ],
+)
 def test_a_wrong_label_names_itself_and_its_row(values, given, message):
     split = rows(values, kind=None if values else pa.int64())
     with pytest.raises(UserError, match=message) as caught:

@@ -54,12 +54,18 @@ def test_hugging_faces_trainer_takes_the_splits(files, table, model, tmp_path):
     trainer = Trainer(
         model=build_model(model, None, found.labels, 42),
         args=TrainingArguments(
-            output_dir=str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=8, report_to="none",
-            use_cpu=True, disable_tqdm=True, save_strategy="no",
+            output_dir=str(tmp_path / "out"),
+            max_steps=2,
+            per_device_train_batch_size=8,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
         ),
-        train_dataset=found.train, eval_dataset=found.validation,
+        train_dataset=found.train,
+        eval_dataset=found.validation,
         data_collator=DataCollatorWithPadding(found.tokenizer),
-    )  # fmt: skip
+    )
     assert trainer.train().global_step == 2
     assert trainer.evaluate()["eval_loss"] > 0
 
@@ -227,14 +233,17 @@ def test_pairs_have_token_types(files, table, model):
         prepare(files(config.train, text_pair="third"), model, 1, {})
 
 
-@pytest.mark.parametrize(("bad", "message"), [
-    ("", r"a.jsonl, row 4: the text is empty"),
-    (" \t\u00a0", r"a.jsonl, row 4: the text is only white space"),
-    (None, r"a.jsonl, row 4: the text is missing"),
-    (5, r"a.jsonl, row 4: 'text' is 5, not a text"),
-    (["a"], r"a.jsonl, row 4: 'text' is \[\"a\"\], not a text"),
-    ("\ud800", r"a.jsonl, row 4: 'text' holds broken Unicode .*"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("", r"a.jsonl, row 4: the text is empty"),
+        (" \t\u00a0", r"a.jsonl, row 4: the text is only white space"),
+        (None, r"a.jsonl, row 4: the text is missing"),
+        (5, r"a.jsonl, row 4: 'text' is 5, not a text"),
+        (["a"], r"a.jsonl, row 4: 'text' is \[\"a\"\], not a text"),
+        ("\ud800", r"a.jsonl, row 4: 'text' holds broken Unicode .*"),
+    ],
+)
 def test_a_row_without_text_is_named_or_dropped(files, table, model, bad, message):
     rows = numbered(40)
     rows[3] = (bad, "0")
@@ -309,9 +318,13 @@ def test_sst2_with_unlabelled_test_as_in_glue(sst2, files, model, tmp_path):
     hidden = [lines[0]] + [line.rsplit("\t", 1)[0] + "\t-1" for line in lines[1:] if line]
     (tmp_path / "test.tsv").write_text("\n".join(hidden) + "\n", encoding="utf-8")
     config = files(
-        str(sst2 / "train.tsv"), validation=str(sst2 / "validation.tsv"), test=str(tmp_path / "test.tsv"),
-        text="sentence", labels=["negative", "positive"], max_rows=500,
-    )  # fmt: skip
+        str(sst2 / "train.tsv"),
+        validation=str(sst2 / "validation.tsv"),
+        test=str(tmp_path / "test.tsv"),
+        text="sentence",
+        labels=["negative", "positive"],
+        max_rows=500,
+    )
     found = prepare(config, model, 42, {})
     notes = found.notes
     assert (notes["rows_read"], notes["rows_train"], notes["rows_validation"]) == (67_349, 500, 872)
@@ -322,8 +335,13 @@ def test_sst2_with_unlabelled_test_as_in_glue(sst2, files, model, tmp_path):
 
 
 def test_sst2_test_and_train_as_published(sst2, files, model):
-    config = files(*[str(sst2 / "train.tsv")], validation=str(sst2 / "validation.tsv"), test=str(sst2 / "test.tsv"),
-                   text="sentence", max_rows=100)  # fmt: skip
+    config = files(
+        *[str(sst2 / "train.tsv")],
+        validation=str(sst2 / "validation.tsv"),
+        test=str(sst2 / "test.tsv"),
+        text="sentence",
+        max_rows=100,
+    )
     found = prepare(config, model, 42, {})
     assert (found.notes["rows_validation"], found.notes["rows_test"]) == (872, 1821)
     assert (found.notes["duplicate_texts"], found.notes["conflicting_texts"]) == (371, 5)

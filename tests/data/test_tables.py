@@ -97,8 +97,9 @@ def test_hash_is_of_content_not_of_chunks(rows: list[tuple[list[int], int]], cut
 @settings(deadline=None)  # the first one imports torch
 @given(
     rows=st.lists(st.lists(st.integers(1, 99), max_size=7), min_size=1, max_size=20),
-    picks=st.lists(st.integers(0, 19), min_size=1, max_size=8), multiple=st.sampled_from([1, 4, 8]),
-)  # fmt: skip
+    picks=st.lists(st.integers(0, 19), min_size=1, max_size=8),
+    multiple=st.sampled_from([1, 4, 8]),
+)
 def test_batches_are_the_rows_padded_on_the_right(rows: list[list[int]], picks: list[int], multiple: int) -> None:
     kind = pa.list_(pa.int32())
     table = pa.table(

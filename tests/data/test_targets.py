@@ -119,17 +119,24 @@ def test_other_tensors_keep_their_shape(own, model):
     assert found.notes["leaks"].startswith("not looked for")
 
 
-@pytest.mark.parametrize(("function", "more", "message"), [
-    # Case 27: a stream cannot be shared out so that each row is seen once and all processes take as many steps.
-    ("stream", {}, r"a split is a IterableDataset, which has no length"),
-    ("empty", {}, r"a split has 0 rows"),
-    ("tuples", {}, r"row 1: is a tuple; every row must be a dictionary"),
-    ("uneven", {}, r"row 2: is columns text; every row must be a dictionary of the same columns"),
-    ("one", {"text": "sentence"}, r"data.text=sentence: no such column in the split 'train'; it has: 'text', 'label'"),
-    ("one", {"label": "class"}, r"data.label=class: no such column in train; it has: 'text', 'label'"),
-    ("one", {"args": {"cuont": 3}}, r"data._target_=own_data.one: .*cuont"),
-    ("nothing", {}, r"data._target_=own_data.nothing: module 'own_data' has no 'nothing'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "more", "message"),
+    [
+        # Case 27: a stream cannot be shared out so that each row is seen once and all processes take as many steps.
+        ("stream", {}, r"a split is a IterableDataset, which has no length"),
+        ("empty", {}, r"a split has 0 rows"),
+        ("tuples", {}, r"row 1: is a tuple; every row must be a dictionary"),
+        ("uneven", {}, r"row 2: is columns text; every row must be a dictionary of the same columns"),
+        (
+            "one",
+            {"text": "sentence"},
+            r"data.text=sentence: no such column in the split 'train'; it has: 'text', 'label'",
+        ),
+        ("one", {"label": "class"}, r"data.label=class: no such column in train; it has: 'text', 'label'"),
+        ("one", {"args": {"cuont": 3}}, r"data._target_=own_data.one: .*cuont"),
+        ("nothing", {}, r"data._target_=own_data.nothing: module 'own_data' has no 'nothing'"),
+    ],
+)
 def test_what_is_wrong_is_one_line(own, model, function, more, message):
     with pytest.raises(UserError, match=message) as caught:
         prepare(own(function, **more), model, 1, {})

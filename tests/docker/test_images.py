@@ -91,9 +91,19 @@ def test_everything_that_is_copied_is_there_and_let_in(file: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [".env", ".env.production", ".git/config", ".venv/bin/python", "tests/conftest.py", "data.csv",
-     "src/skytune/__pycache__/job.cpython-311.pyc", "src/.env", "src/skytune.egg-info/PKG-INFO", "docker/id_rsa"],
-)  # fmt: skip
+    [
+        ".env",
+        ".env.production",
+        ".git/config",
+        ".venv/bin/python",
+        "tests/conftest.py",
+        "data.csv",
+        "src/skytune/__pycache__/job.cpython-311.pyc",
+        "src/.env",
+        "src/skytune.egg-info/PKG-INFO",
+        "docker/id_rsa",
+    ],
+)
 def test_nothing_else_is_let_in(path: str) -> None:
     assert not let_in(path)
 
@@ -142,9 +152,12 @@ def test_the_first_stage_builds_the_wheel_from_what_is_copied(tmp_path: Path) ->
     source = tmp_path / "src"
     names = copied(stages(FILES[0])[0])
     tracked = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *names], cwd=ROOT, check=True,
-        capture_output=True, text=True,
-    ).stdout.splitlines()  # fmt: skip
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *names],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
     for name in filter(let_in, tracked):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
@@ -211,8 +224,10 @@ def test_a_release_may_do_no_more_than_it_must() -> None:
     assert isinstance(jobs, dict)
     assert found["permissions"] == {"contents": "read"}
     assert {name: job.get("permissions") for name, job in jobs.items()} == {
-        "check": None, "wheel": {"contents": "write"}, "image": {"contents": "read", "packages": "write"}
-    }  # fmt: skip
+        "check": None,
+        "wheel": {"contents": "write"},
+        "image": {"contents": "read", "packages": "write"},
+    }
     secrets = re.findall(r"secrets\.(\w+)", (ROOT / ".github/workflows/release.yml").read_text())
     assert set(secrets) == {"GITHUB_TOKEN"}
     for step in [step for job in jobs.values() for step in job["steps"]]:

@@ -57,8 +57,15 @@ class RecordedLauncher:
         seconds: how long training says it took; by (rows, devices).
     """
 
-    def __init__(self, machine: Machine, attempts: list[dict[str, Any]] | None = None, accuracy: float = 0.75,
-                 fails: Exception | None = None, lasts: float = 0.0, together: int = 1) -> None:  # fmt: skip
+    def __init__(
+        self,
+        machine: Machine,
+        attempts: list[dict[str, Any]] | None = None,
+        accuracy: float = 0.75,
+        fails: Exception | None = None,
+        lasts: float = 0.0,
+        together: int = 1,
+    ) -> None:
         self.machine, self.attempts, self.accuracy, self.fails, self.lasts = machine, attempts, accuracy, fails, lasts
         self.runs: list[str] = []
         self.at_once, self.most, self._lock = 0, 0, threading.Condition()
@@ -96,14 +103,30 @@ class RecordedLauncher:
         steps = written.config.max_steps or written.config.epochs * -(-rows // batch)
         samples = steps * batch if written.config.max_steps else rows * written.config.epochs
         train_s = samples / (100.0 * devices)
-        job.write_result({
-            "status": "completed", "world_size": devices, "device": f"cuda {self.machine.accelerator}",
-            "precision": "bf16", "steps": steps, "epochs": float(written.config.epochs), "train_rows": samples,
-            "train_tokens": 12 * samples, "samples_per_s": samples / train_s, "tokens_per_s": 12 * samples / train_s,
-            "phases": {"start_s": 5.0, "load_s": 2.0, "train_s": train_s, "validate_s": 1.0, "predict_s": 1.0,
-                       "save_s": 0.5},
-            "versions": {"torch": "2.13.0"}, "parameters": 1000,
-        })  # fmt: skip
+        job.write_result(
+            {
+                "status": "completed",
+                "world_size": devices,
+                "device": f"cuda {self.machine.accelerator}",
+                "precision": "bf16",
+                "steps": steps,
+                "epochs": float(written.config.epochs),
+                "train_rows": samples,
+                "train_tokens": 12 * samples,
+                "samples_per_s": samples / train_s,
+                "tokens_per_s": 12 * samples / train_s,
+                "phases": {
+                    "start_s": 5.0,
+                    "load_s": 2.0,
+                    "train_s": train_s,
+                    "validate_s": 1.0,
+                    "predict_s": 1.0,
+                    "save_s": 0.5,
+                },
+                "versions": {"torch": "2.13.0"},
+                "parameters": 1000,
+            }
+        )
 
 
 @pytest.fixture

@@ -18,9 +18,17 @@ def test_every_combination_and_seed_but_the_excluded(design: Design) -> None:
     )
     cells = cells_of(config)
     assert [(c.levels["rows"], c.levels["batch"], c.seed) for c in cells] == [
-        (1000, 16, 1), (1000, 16, 2), (1000, 32, 1), (1000, 32, 2), (2000, 16, 1), (2000, 16, 2),
-        (50, 16, 1), (50, 16, 2), (50, 32, 1), (50, 32, 2),
-    ]  # fmt: skip
+        (1000, 16, 1),
+        (1000, 16, 2),
+        (1000, 32, 1),
+        (1000, 32, 2),
+        (2000, 16, 1),
+        (2000, 16, 2),
+        (50, 16, 1),
+        (50, 16, 2),
+        (50, 32, 1),
+        (50, 32, 2),
+    ]
     assert len({cell.name for cell in cells}) == len(cells)
     for cell in cells:
         found = (cell.config.data.max_rows, cell.config.batch.global_size, cell.config.seed)

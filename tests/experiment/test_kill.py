@@ -26,8 +26,14 @@ open(sys.argv[2], "w").write(json.dumps(rows))
 """
 
 TIMED = {name for name in COLUMNS if name.endswith("_s") and name != "steps"} | {
-    "attempts", "finished_at", "mfu", "usd_total", "usd_per_1000_samples", "usd_per_accuracy_point", "job",
-}  # fmt: skip
+    "attempts",
+    "finished_at",
+    "mfu",
+    "usd_total",
+    "usd_per_1000_samples",
+    "usd_per_accuracy_point",
+    "job",
+}
 """Columns of when and how long; all others must be the same."""
 
 

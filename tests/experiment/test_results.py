@@ -11,8 +11,16 @@ from skytune.experiment.results import PAGE, draw, in_numbers, summary, write_pa
 from skytune.experiment.store import ResultsStore
 from skytune.experiment.table import CSV, PARQUET, README, frame, records, write_table
 
-ROW: dict[str, Any] = {"experiment": "e", "cell": "a", "status": "done", "seed": 1, "total_s": 2.5, "accuracy": 0.5,
-                       "attempts": 1, "factor_rows": 48}  # fmt: skip
+ROW: dict[str, Any] = {
+    "experiment": "e",
+    "cell": "a",
+    "status": "done",
+    "seed": 1,
+    "total_s": 2.5,
+    "accuracy": 0.5,
+    "attempts": 1,
+    "factor_rows": 48,
+}
 
 
 def test_the_table_is_there_whatever_happens_to_the_page(
@@ -30,8 +38,10 @@ def test_the_table_is_there_whatever_happens_to_the_page(
 
 def test_names_with_dollars_make_a_table_and_a_page(design: Callable[..., RunConfig]) -> None:
     config = design(factors={"model": ["$a_$", "b"]})
-    rows = [{**ROW, "cell": name, "factor_model": name, "total_s": 2.0 + i, "accuracy": 0.5 + i / 10}
-            for i, name in enumerate(("$a_$", "b"))]  # fmt: skip
+    rows = [
+        {**ROW, "cell": name, "factor_model": name, "total_s": 2.0 + i, "accuracy": 0.5 + i / 10}
+        for i, name in enumerate(("$a_$", "b"))
+    ]
     page = draw(config, frame(rows))
     assert "$a_$" in page and (ResultsStore("test").path / PAGE).read_text() == page
 

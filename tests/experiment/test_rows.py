@@ -23,8 +23,13 @@ def test_every_second_is_somewhere(design: Design, prices: Any, recorded: Any) -
     assert row["total_s"] == 190.0 and row["usd_total"] == pytest.approx(0.19)
     spans = {name: row[name] for name in ("provision_s", "setup_s", "train_s", "evaluate_s", "save_s", "idle_s")}
     assert spans == {
-        "provision_s": 60.0, "setup_s": 107.0, "train_s": 0.32, "evaluate_s": 2.0, "save_s": 0.5, "idle_s": 20.18,
-    }  # fmt: skip
+        "provision_s": 60.0,
+        "setup_s": 107.0,
+        "train_s": 0.32,
+        "evaluate_s": 2.0,
+        "save_s": 0.5,
+        "idle_s": 20.18,
+    }
     assert sum(spans.values()) == pytest.approx(row["total_s"])
     assert row["usd_per_1000_samples"] == pytest.approx(0.19 / 32 * 1000)
     points = 100 * (row["accuracy"] - row["baseline_accuracy"])

@@ -19,11 +19,23 @@ from skytune.experiment.results import results
 Design = Callable[..., RunConfig]
 
 PREEMPTED = [
-    {"phases": {"provision_s": 200.0, "job_s": 1600.0}, "hourly_usd": 1.2, "nodes": 1, "machine": "g5.xlarge (spot)",
-     "ended": "preempted", "usd": 0.6},
-    {"phases": {"provision_s": 100.0, "setup_s": 50.0, "job_s": 750.0}, "hourly_usd": 1.2, "nodes": 1,
-     "machine": "g5.xlarge (spot)", "ended": "done", "usd": 0.3},
-]  # fmt: skip
+    {
+        "phases": {"provision_s": 200.0, "job_s": 1600.0},
+        "hourly_usd": 1.2,
+        "nodes": 1,
+        "machine": "g5.xlarge (spot)",
+        "ended": "preempted",
+        "usd": 0.6,
+    },
+    {
+        "phases": {"provision_s": 100.0, "setup_s": 50.0, "job_s": 750.0},
+        "hourly_usd": 1.2,
+        "nodes": 1,
+        "machine": "g5.xlarge (spot)",
+        "ended": "done",
+        "usd": 0.3,
+    },
+]
 """30 and 15 minutes at 1.20 USD an hour, as the launcher of spot machines records them."""
 
 
@@ -38,9 +50,13 @@ def test_an_aws_design_gives_its_rows_with_what_was_really_paid(design: Design, 
     config = design(factors={"compute": compute}, seeds=[1, 2], max_usd=100.0, held="per_device_batch")
     rows = run_experiment(config, launchers, prices)
     assert [(row["machine"], row["seed"], row["devices"], row["status"]) for row in rows] == [
-        ("g5.xlarge spot", 1, 1, "done"), ("g5.xlarge spot", 2, 1, "done"), ("g5.12xlarge", 1, 4, "done"),
-        ("g5.12xlarge", 2, 4, "done"), ("p4d.24xlarge x 2", 1, 16, "done"), ("p4d.24xlarge x 2", 2, 16, "done"),
-    ]  # fmt: skip
+        ("g5.xlarge spot", 1, 1, "done"),
+        ("g5.xlarge spot", 2, 1, "done"),
+        ("g5.12xlarge", 1, 4, "done"),
+        ("g5.12xlarge", 2, 4, "done"),
+        ("p4d.24xlarge x 2", 1, 16, "done"),
+        ("p4d.24xlarge x 2", 2, 16, "done"),
+    ]
     spot = rows[0]
     assert spot["usd_total"] == pytest.approx(0.9)
     assert (spot["attempts"], spot["total_s"], spot["provision_s"], spot["price_source"]) == (
@@ -82,8 +98,9 @@ def test_a_finished_cell_never_runs_again(design: Design, prices: Any, recorded:
     assert len(launcher.runs) == 2
 
 
-def test_changed_data_are_another_question(design: Design, prices: Any, recorded: Any, sentences_file: Any,
-                                           tmp_path: Any, caplog: Any) -> None:  # fmt: skip
+def test_changed_data_are_another_question(
+    design: Design, prices: Any, recorded: Any, sentences_file: Any, tmp_path: Any, caplog: Any
+) -> None:
     copy = tmp_path / "rows.tsv"
     copy.write_text(sentences_file.read_text())
     launcher = recorded(type("M", (), {"devices": 0, "nodes": 1, "accelerator": ""})())

@@ -12,11 +12,30 @@ from skytune.experiment.results import in_numbers, summary
 from skytune.experiment.table import COLUMNS, CSV, README, frame, read_table, records, write_table
 
 ROWS: list[dict[str, Any]] = [
-    {"experiment": "e", "cell": "a", "status": "done", "seed": 1, "total_s": 2.5, "usd_total": None, "accuracy": 0.5,
-     "factor_rows": 100, "factor_model": "m,1", "factor_on": True, "unknown": 5},
-    {"experiment": "e", "cell": "b", "status": "failed", "reason": 'said "no",\nand more', "seed": 2,
-     "factor_rows": "all", "factor_model": "m2", "factor_on": False},
-]  # fmt: skip
+    {
+        "experiment": "e",
+        "cell": "a",
+        "status": "done",
+        "seed": 1,
+        "total_s": 2.5,
+        "usd_total": None,
+        "accuracy": 0.5,
+        "factor_rows": 100,
+        "factor_model": "m,1",
+        "factor_on": True,
+        "unknown": 5,
+    },
+    {
+        "experiment": "e",
+        "cell": "b",
+        "status": "failed",
+        "reason": 'said "no",\nand more',
+        "seed": 2,
+        "factor_rows": "all",
+        "factor_model": "m2",
+        "factor_on": False,
+    },
+]
 
 
 def test_all_columns_are_there_and_missing_is_missing() -> None:

@@ -30,8 +30,10 @@ def missing() -> str:
         return f"no network namespaces here: {done.stderr.strip()}"
     veth = subprocess.run(
         ["ip", "-n", name, "link", "add", "wire", "type", "veth", "peer", "name", "eriw"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     subprocess.run(["ip", "netns", "del", name], check=True)
     return f"no virtual Ethernet here: {veth.stderr.strip()}" if veth.returncode else ""
 

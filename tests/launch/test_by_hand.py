@@ -50,9 +50,15 @@ def run(words: list[str], tmp_path: Path, **env: str) -> subprocess.CompletedPro
     path = os.pathsep.join([str(tmp_path / "bare"), str(ROOT / "src")])
     variables = {**os.environ, "PYTHONPATH": path, "HF_HOME": str(tmp_path / "hf"), **env}
     return subprocess.run(
-        [sys.executable, *words], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=150,
-        stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        [sys.executable, *words],
+        env=variables,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
 
 
 def accelerate(processes: int, precision: str) -> list[str]:
@@ -121,14 +127,23 @@ def test_a_rank_that_hangs_on_another_machine(
     log = tmp_path / "machine.log"
     with log.open("wb") as out:
         other = subprocess.Popen(
-            [sys.executable, "-m", "skytune.training", "join", f"127.0.0.1:{port}"], stdin=subprocess.DEVNULL,
-            stdout=out, stderr=out, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        )  # fmt: skip
+            [sys.executable, "-m", "skytune.training", "join", f"127.0.0.1:{port}"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
     begun = time.monotonic()
     launch = {
-        "nodes": 2, "num_processes": 2, "threads": 1, "master_addr": "127.0.0.1", "master_port": port,
-        "start_timeout_seconds": 20.0, "grace_seconds": 2.0, "nodes_timeout_seconds": 60.0,
-    }  # fmt: skip
+        "nodes": 2,
+        "num_processes": 2,
+        "threads": 1,
+        "master_addr": "127.0.0.1",
+        "master_port": port,
+        "start_timeout_seconds": 20.0,
+        "grace_seconds": 2.0,
+        "nodes_timeout_seconds": 60.0,
+    }
     harm = {"_target_": f"{trouble}.Trouble", "folder": str(pids), "kind": "sleep", "rank": 1}
     try:
         with pytest.raises(WorkerError) as caught:

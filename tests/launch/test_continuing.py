@@ -16,10 +16,13 @@ from skytune.training.checkpoint.recipe import Recipe, write_recipe
 from skytune.training.checkpoint.store import Store
 
 VALUES: dict[str, Any] = {
-    "seed": 7, "model": {"name": "/models/mine"}, "batch": {"global_size": 8}, "launch": {"num_processes": 4},
+    "seed": 7,
+    "model": {"name": "/models/mine"},
+    "batch": {"global_size": 8},
+    "launch": {"num_processes": 4},
     "checkpoint": {"store": "s3://elsewhere/runs"},
     "callbacks": {"mine": {"_target_": "my.Hook", "api_token": "abcdefgh"}},
-}  # fmt: skip
+}
 
 
 @pytest.fixture

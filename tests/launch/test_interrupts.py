@@ -51,9 +51,14 @@ def written(run_job: Any, trouble: str, monkeypatch: pytest.MonkeyPatch) -> Call
             patch.setattr("skytune.launch.jobs.LocalLauncher", Writer)
             with pytest.raises(Stop):
                 run_job(
-                    rows=16, validation=4, test=4, name=name, max_steps=10**6, launch=launch,
+                    rows=16,
+                    validation=4,
+                    test=4,
+                    name=name,
+                    max_steps=10**6,
+                    launch=launch,
                     callbacks={"pid": {"_target_": f"{trouble}.Trouble", "folder": str(pids), "kind": kind}},
-                )  # fmt: skip
+                )
         return found.pop()
 
     return write

@@ -253,9 +253,15 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_each(LaunchConfig(threads=5), 3) == 5
 
 
-@pytest.mark.parametrize(("load", "given", "policy"), [
-    (0.4, None, None), (3.9, None, None), (4.0, None, "PASSIVE"), (9.0, "ACTIVE", "ACTIVE"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("load", "given", "policy"),
+    [
+        (0.4, None, None),
+        (3.9, None, None),
+        (4.0, None, "PASSIVE"),
+        (9.0, "ACTIVE", "ACTIVE"),
+    ],
+)
 def test_threads_spin_only_where_the_cores_are_theirs(
     monkeypatch: pytest.MonkeyPatch, load: float, given: str | None, policy: str | None
 ) -> None:

@@ -63,9 +63,12 @@ def test_a_rank_that_hangs_because_its_peer_died_ends_within_the_grace(
     callback = {"_target_": f"{lost}.Lost", "folder": str(pids), "step": 3, "stuck": True}
     with pytest.raises(UserError, match=r"worker process 1 failed: it was ended by SIGKILL") as caught:
         run_job(
-            rows=64, launch={"num_processes": 2, "threads": 1, "grace_seconds": 2.0}, max_steps=8,
-            checkpoint={"store": str(store), "every_steps": 2}, callbacks={"lost": callback},
-        )  # fmt: skip
+            rows=64,
+            launch={"num_processes": 2, "threads": 1, "grace_seconds": 2.0},
+            max_steps=8,
+            checkpoint={"store": str(store), "every_steps": 2},
+            callbacks={"lost": callback},
+        )
     (saved,) = store.glob("*/step-*/manifest.json")
     took = time.time() - saved.stat().st_mtime
     assert left(expected=2, within=2.0) == []

@@ -87,13 +87,23 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
     gate.mkdir()
 
     def config(launch: dict[str, Any], callbacks: dict[str, Any]) -> Any:
-        return from_dict(RunConfig, {
-            "name": "apart", "model": {"name": str(tiny_model), "dropout": 0.0}, "compute": {"device": "cpu"},
-            "max_steps": 10, "batch": {"global_size": 8}, "optimizer": {"lr": 1e-2}, "tracker": {"names": []},
-            "eval": {"every_steps": 2}, "log": {"every_steps": 1}, "callbacks": callbacks,
-            "checkpoint": {"every_steps": 2, "asynchronous": False, "keep": 9, "select": "best", "metric": "loss"},
-            "launch": {"threads": 1, "num_processes": 4, "grace_seconds": 3.0, **launch},
-        })  # fmt: skip
+        return from_dict(
+            RunConfig,
+            {
+                "name": "apart",
+                "model": {"name": str(tiny_model), "dropout": 0.0},
+                "compute": {"device": "cpu"},
+                "max_steps": 10,
+                "batch": {"global_size": 8},
+                "optimizer": {"lr": 1e-2},
+                "tracker": {"names": []},
+                "eval": {"every_steps": 2},
+                "log": {"every_steps": 1},
+                "callbacks": callbacks,
+                "checkpoint": {"every_steps": 2, "asynchronous": False, "keep": 9, "select": "best", "metric": "loss"},
+                "launch": {"threads": 1, "num_processes": 4, "grace_seconds": 3.0, **launch},
+            },
+        )
 
     data = {
         "train_split": _split(tiny_model, sentences(90, 0)),
@@ -102,9 +112,12 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
     }
     hold = {"gate": {"_target_": "gate_at_a_step.Gate", "folder": str(gate), "step": 6}}
     apart = {
-        "nodes": 2, "master_addr": Cable.addresses[0], "master_port": 29511, "nodes_timeout_seconds": 100.0,
+        "nodes": 2,
+        "master_addr": Cable.addresses[0],
+        "master_port": 29511,
+        "nodes_timeout_seconds": 100.0,
         "silence_seconds": SILENCE,
-    }  # fmt: skip
+    }
     job = lay(base / "a", config=config(apart, hold), **data)
     story, cable, sides = Story(job, base / "b"), Cable(), []
 
@@ -197,8 +210,9 @@ def _split(model: Path, rows: list[tuple[str, int]]) -> Any:
 
     tokens = AutoTokenizer.from_pretrained(model)([text for text, _ in rows], truncation=True)
     features = Features(
-        input_ids=List(Value("int32")), attention_mask=List(Value("int8")),
+        input_ids=List(Value("int32")),
+        attention_mask=List(Value("int8")),
         labels=ClassLabel(names=["negative", "positive"]),
-    )  # fmt: skip
+    )
     columns = {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"]}
     return Dataset.from_dict({**columns, "labels": [label for _, label in rows]}, features=features)

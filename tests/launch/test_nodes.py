@@ -16,18 +16,31 @@ from skytune.launch.several import agent
 
 SKY = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n\n", "SKYPILOT_NUM_NODES": "2"}
 SLURM = {
-    "SLURM_STEP_ID": "0", "SLURM_NODEID": "2", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_JOB_NODELIST": "gpu[01-09]",
-}  # fmt: skip
+    "SLURM_STEP_ID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NODELIST": "gpu[07-09]",
+    "SLURM_JOB_NODELIST": "gpu[01-09]",
+}
 STEP = {  # srun -n4 -N1
-    "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NNODES": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "0",
     "SLURM_STEP_NODELIST": "a",
-}  # fmt: skip
+}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "3", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "gpu[07-09]"}
 WORKER = {
-    "GROUP_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0", "RANK": "4", "MASTER_ADDR": "a",
+    "GROUP_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "RANK": "4",
+    "MASTER_ADDR": "a",
     "MASTER_PORT": "29500",
-}  # fmt: skip
+}
 PET = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "23456"}
 SCRIPTS = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "m"}
 SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-10","algo-9"]', "SM_CURRENT_HOST": "algo-10"}
@@ -36,11 +49,15 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
     "nothing": ({}, {}, Nodes()),
     "nodes": ({"nodes": 2}, {}, Nodes(2)),
     "all of it": (
-        {"nodes": 2, "node_rank": 1, "master_addr": "10.0.0.9", "master_port": 4000}, {}, Nodes(2, 1, "10.0.0.9", 4000),
+        {"nodes": 2, "node_rank": 1, "master_addr": "10.0.0.9", "master_port": 4000},
+        {},
+        Nodes(2, 1, "10.0.0.9", 4000),
     ),
     "skypilot": ({}, SKY, Nodes(2, 1, "10.0.0.1", PORT, "SkyPilot")),
     "skypilot alone": (
-        {}, {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1"}, Nodes(1, 0, "10.0.0.1", PORT, "SkyPilot"),
+        {},
+        {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "10.0.0.1"},
+        Nodes(1, 0, "10.0.0.1", PORT, "SkyPilot"),
     ),
     "skypilot without": ({}, {"SKYPILOT_NODE_IPS": "\n"}, Nodes()),
     "skypilot, another port": ({"master_port": 4000}, SKY, Nodes(2, 1, "10.0.0.1", 4000, "SkyPilot")),
@@ -48,19 +65,24 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
     "skypilot, one wanted": ({"nodes": 1}, SKY, Nodes()),
     "slurm": ({}, SLURM, Nodes(3, 2, "gpu07", PORT, "Slurm")),
     "slurm, older": (
-        {}, {"SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "a,b"},
+        {},
+        {"SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "a,b"},
         Nodes(2, 0, "a", PORT, "Slurm"),
     ),
     "slurm, batch script": ({}, BATCH, Nodes()),
     "slurm, one task, a port": (
-        {"master_port": 4000}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"}, Nodes(1, 0, "a", 4000, "Slurm"),
+        {"master_port": 4000},
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+        Nodes(1, 0, "a", 4000, "Slurm"),
     ),
     "slurm, one task": ({}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"}, Nodes(1, 0, "a", PORT, "Slurm")),
     "slurm, a terminal": ({}, {**STEP, "SLURM_PTY_PORT": "4711"}, Nodes(1, 0, "a", PORT, "Slurm")),
     "torchrun's worker": ({}, WORKER, Nodes(2, 1, "a", PORT, "torchrun")),
     "torchrun's options": ({}, PET, Nodes(4, 3, "m", 23456, "torchrun")),
     "scripts": (
-        {}, {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "m", "MASTER_PORT": "9"}, Nodes(2, 1, "m", 9, "torchrun"),
+        {},
+        {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "m", "MASTER_PORT": "9"},
+        Nodes(2, 1, "m", 9, "torchrun"),
     ),
     "a service's port": ({}, {"MASTER_PORT": "tcp://10.0.0.1:80"}, Nodes()),
     "an address alone": ({}, {"MASTER_ADDR": "m", "MASTER_PORT": "99"}, Nodes()),
@@ -68,9 +90,11 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
     "the first cluster counts": ({}, {**SAGEMAKER, **PET, **SLURM, **SKY}, Nodes(2, 1, "10.0.0.1", PORT, "SkyPilot")),
     "hosts": ({"hosts": ["a", "me@b"]}, SKY, Nodes(3)),
     "hosts and an address": (
-        {"hosts": ["a"], "master_addr": "10.0.0.9", "master_port": 7}, {}, Nodes(2, 0, "10.0.0.9", 7),
+        {"hosts": ["a"], "master_addr": "10.0.0.9", "master_port": 7},
+        {},
+        Nodes(2, 0, "10.0.0.9", 7),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -107,7 +131,9 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "no rank, torchrun": ({}, {"PET_NNODES": "2", "PET_MASTER_ADDR": "m"}, "^PET_NODE_RANK is not set"),
     "no addresses": ({}, {**SKY, "SKYPILOT_NODE_IPS": "\n"}, "^SKYPILOT_NUM_NODES=2, but SKYPILOT_NODE_IPS names 0"),
     "no addresses, a rank": (
-        {}, {"SKYPILOT_NODE_IPS": "\n", "SKYPILOT_NODE_RANK": "1"}, "^SKYPILOT_NODE_RANK=1: there is one machine",
+        {},
+        {"SKYPILOT_NODE_IPS": "\n", "SKYPILOT_NODE_RANK": "1"},
+        "^SKYPILOT_NODE_RANK=1: there is one machine",
     ),
     "no address, a variable": ({}, {"NNODES": "2", "NODE_RANK": "1"}, "^torchrun's node 1 needs launch.master_addr"),
     "port beyond": ({}, {**SCRIPTS, "MASTER_PORT": "70000"}, "^MASTER_PORT=70000: must lie between 1 and 65534"),
@@ -119,7 +145,9 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "no workers": ({}, {**WORKER, "LOCAL_WORLD_SIZE": "0"}, "^LOCAL_WORLD_SIZE=0: must be at least 1"),
     **{
         f"SM_HOSTS={hosts}": (
-            {}, {"SM_HOSTS": hosts, "SM_CURRENT_HOST": "algo-1"}, f"^SM_HOSTS={re.escape(hosts)}: must be a list of na",
+            {},
+            {"SM_HOSTS": hosts, "SM_CURRENT_HOST": "algo-1"},
+            f"^SM_HOSTS={re.escape(hosts)}: must be a list of na",
         )
         for hosts in ("algo-1,algo-2", "3", "[1,2]", "[]", "")
     },

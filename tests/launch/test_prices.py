@@ -55,8 +55,9 @@ def price_list(answer: list[str], asked: list[dict[str, Any]]) -> Any:
 
     client = boto3.client("pricing", region_name=PRICING_REGION, aws_access_key_id="x", aws_secret_access_key="x")
     stub = Stubber(client)
-    stub.add_response("get_products", {"FormatVersion": "aws_v1", "PriceList": answer}, {"ServiceCode": "AmazonEC2",
-                                                                                        "Filters": ANY})  # fmt: skip
+    stub.add_response(
+        "get_products", {"FormatVersion": "aws_v1", "PriceList": answer}, {"ServiceCode": "AmazonEC2", "Filters": ANY}
+    )
     client.meta.events.register("provide-client-params.pricing.GetProducts", lambda params, **_: asked.append(params))
     stub.activate()
     return client
@@ -177,8 +178,12 @@ def test_skypilots_catalog(tmp_path: Path) -> None:
     (folder / "images.csv").write_text("Tag,Region,OS,OSVersion,ImageId,CreationDate,BaseImageId\n")
     (folder / "instance_quota_mapping.csv").write_text("InstanceType,OnDemandInstanceCode,SpotInstanceCode\n")
     env = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-    env |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "src"), "AWS_EC2_METADATA_DISABLED": "true",
-            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}  # fmt: skip
+    env |= {
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT / "src"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", ASK], env=env, capture_output=True, text=True, timeout=200, check=False
     )

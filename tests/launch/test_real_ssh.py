@@ -65,30 +65,48 @@ def server(tmp_path: Path) -> Iterator[tuple[Cable, Path]]:
         cable.remove()
 
 
-def test_a_host_is_started_and_trains(server: tuple[Cable, Path], run_job: Any, tokenized: Any, tiny_model: Path,
-                                      tmp_path: Path) -> None:  # fmt: skip
+def test_a_host_is_started_and_trains(
+    server: tuple[Cable, Path], run_job: Any, tokenized: Any, tiny_model: Path, tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     from skytune.config import RunConfig, from_dict
 
     cable, folder = server
-    config = from_dict(RunConfig, {
-        "name": "over-ssh", "model": {"name": str(tiny_model)}, "compute": {"device": "cpu"}, "max_steps": 4,
-        "batch": {"global_size": 8}, "tracker": {"names": []}, "strategy": {"name": "fsdp"},
-        "launch": {
-            "threads": 1, "num_processes": 2, "hosts": [f"root@{Cable.addresses[1]}"], "nodes_timeout_seconds": 60.0,
-            "master_addr": Cable.addresses[0], "grace_seconds": 3.0,
+    config = from_dict(
+        RunConfig,
+        {
+            "name": "over-ssh",
+            "model": {"name": str(tiny_model)},
+            "compute": {"device": "cpu"},
+            "max_steps": 4,
+            "batch": {"global_size": 8},
+            "tracker": {"names": []},
+            "strategy": {"name": "fsdp"},
+            "launch": {
+                "threads": 1,
+                "num_processes": 2,
+                "hosts": [f"root@{Cable.addresses[1]}"],
+                "nodes_timeout_seconds": 60.0,
+                "master_addr": Cable.addresses[0],
+                "grace_seconds": 3.0,
+            },
         },
-    })  # fmt: skip
+    )
     job = lay(
-        tmp_path / "a", config=config, train_split=tokenized(32), evaluation={"validation": tokenized(8, 1)},
+        tmp_path / "a",
+        config=config,
+        train_split=tokenized(32),
+        evaluation={"validation": tokenized(8, 1)},
         tokenizer=AutoTokenizer.from_pretrained(tiny_model),
-    )  # fmt: skip
+    )
     words = cable.inside(0, [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(job)])
     env = {
-        **os.environ, "PYTHONPATH": str(ROOT / "src"), "SKYTUNE_HOME": str(tmp_path / "a"),
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "SKYTUNE_HOME": str(tmp_path / "a"),
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-    }  # fmt: skip
+    }
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
     record = (job / "outputs" / "logs" / "node-1.log").read_text()
     assert done.returncode == 0, done.stdout + record

@@ -233,10 +233,7 @@ def test_a_machine_that_is_told_to_end_has_all_save(
         "os.kill(os.getppid(), signal.SIGTERM)\nwhile not (JOB / 'outputs' / 'result.json').exists(): time.sleep(0.05)"
     )
     with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
-        node_0(
-            "while not (JOB / 'preempt').exists(): time.sleep(0.05)\n"
-            "result(status='preempted', steps=3)"
-        )  # fmt: skip
+        node_0("while not (JOB / 'preempt').exists(): time.sleep(0.05)\nresult(status='preempted', steps=3)")
     assert second.code() == 75, second.said
     assert "is saved; the same commands go on" in second.said
 

@@ -120,14 +120,18 @@ def test_missing_gpus_are_refused_before_data_is_read() -> None:
 @pytest.mark.parametrize(
     ("smi", "said"),
     [
-        ("| NVIDIA-SMI 535.183.01  Driver Version: 535.183.01  CUDA Version: 12.2 |",
-         r"this machine's driver \(535\.183\.01\) is for CUDA 12\.2, torch [\w.+]+ needs 13\.0: compute\.image_id"),
-        ("| NVIDIA-SMI 580.65.06  Driver Version: 580.65.06  CUDA Version: 13.0 |",
-         r"4 GPUs were asked for on every machine, torch finds 0 \(driver 580\.65\.06\)"),
+        (
+            "| NVIDIA-SMI 535.183.01  Driver Version: 535.183.01  CUDA Version: 12.2 |",
+            r"this machine's driver \(535\.183\.01\) is for CUDA 12\.2, torch [\w.+]+ needs 13\.0: compute\.image_id",
+        ),
+        (
+            "| NVIDIA-SMI 580.65.06  Driver Version: 580.65.06  CUDA Version: 13.0 |",
+            r"4 GPUs were asked for on every machine, torch finds 0 \(driver 580\.65\.06\)",
+        ),
         ("", r"torch finds 0 \(no NVIDIA driver answers there\)"),
     ],
     ids=["too-old", "new-enough", "none"],
-)  # fmt: skip
+)
 def test_a_driver_too_old_for_torch_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smi: str, said: str
 ) -> None:
@@ -215,8 +219,11 @@ def test_what_is_sent_is_code_and_inputs(job: JobDir, tmp_path: Path) -> None:
     assert "torch==" in (place / "constraints.txt").read_text()
     done = subprocess.run(
         [sys.executable, str(place / "code/skytune/launch/start.py"), "skytune.training.worker"],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": ""},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": ""},
+    )
     assert "usage:" in done.stderr
 
 
@@ -290,9 +297,11 @@ def test_what_an_end_means() -> None:
 
 
 @given(
-    st.sampled_from([*ENDED, "LOST"]), st.sampled_from(["UP", "INIT", "STOPPED", "GONE"]),
-    st.sampled_from([None, "completed", "preempted"]), st.sampled_from([None, True, False]),
-)  # fmt: skip
+    st.sampled_from([*ENDED, "LOST"]),
+    st.sampled_from(["UP", "INIT", "STOPPED", "GONE"]),
+    st.sampled_from([None, "completed", "preempted"]),
+    st.sampled_from([None, True, False]),
+)
 def test_done_needs_a_result_and_machines_that_are_there_are_not_replaced(
     job: str, cluster: str, status: str | None, user: bool | None
 ) -> None:
@@ -310,9 +319,12 @@ def test_reasons_are_said_once_with_their_places() -> None:
 
 def test_a_reason_without_a_place_gets_that_of_its_attempt() -> None:
     said = [
-        "Launching on AWS us-west-2 (us-west-2a,us-west-2b).", "create_instances: ... (VcpuLimitExceeded) when ...",
-        "Launching on AWS us-east-1 (us-east-1a).", "InsufficientInstanceCapacity ... (us-east-1a)", "Trying others.",
-    ]  # fmt: skip
+        "Launching on AWS us-west-2 (us-west-2a,us-west-2b).",
+        "create_instances: ... (VcpuLimitExceeded) when ...",
+        "Launching on AWS us-east-1 (us-east-1a).",
+        "InsufficientInstanceCapacity ... (us-east-1a)",
+        "Trying others.",
+    ]
     assert reasons(telling(said)) == "us-west-2: VcpuLimitExceeded; us-east-1a: InsufficientInstanceCapacity"
 
 

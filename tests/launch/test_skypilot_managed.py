@@ -19,7 +19,7 @@ from skytune.config import (
     RunConfig,
     UserError,
     from_dict,
-)  # fmt: skip
+)
 from skytune.job import Job, JobDir
 from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, launcher, managed
 from skytune.launch.skypilot.choosing import Plan
@@ -68,9 +68,15 @@ class Server:
         if self.cancelled:
             values = {"status": Status.CANCELLED}
         found = ManagedJobRecord(
-            job_id=7, job_name=NAME, submitted_at=100.0, start_at=160.0, cloud="AWS", region="us-east-1",
-            cluster_resources="1x[CPU:2]m5.large[Spot]", **values,
-        )  # fmt: skip
+            job_id=7,
+            job_name=NAME,
+            submitted_at=100.0,
+            start_at=160.0,
+            cloud="AWS",
+            region="us-east-1",
+            cluster_resources="1x[CPU:2]m5.large[Spot]",
+            **values,
+        )
         return lambda: ([found], 1, {}, 1)
 
     def cancel(self, job_ids: list[int]) -> Callable[[], Any]:
@@ -123,9 +129,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., JobDir]:
     def start(
-        launch: dict[str, Any] | None = None, store: str | None = STORE, recovery: dict[str, Any] | None = None,
+        launch: dict[str, Any] | None = None,
+        store: str | None = STORE,
+        recovery: dict[str, Any] | None = None,
         **compute: Any,
-    ) -> JobDir:  # fmt: skip
+    ) -> JobDir:
         job = JobDir(tmp_path / "runs" / "a_run-0123456789ab")
         config = from_dict(RunConfig, {"launch": launch or {}, "checkpoint": {"store": store}})
         job.root.mkdir(parents=True, exist_ok=True)
@@ -145,8 +153,10 @@ def test_the_job_is_skypilots_and_its_results_come_through_the_store(
     (task,) = server.tasks
     (resources,) = task.resources
     assert resources.use_spot and resources.job_recovery == {
-        "strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recover_on_exit_codes": [75],
-    }  # fmt: skip
+        "strategy": "EAGER_NEXT_REGION",
+        "max_restarts_on_errors": 0,
+        "recover_on_exit_codes": [75],
+    }
     assert task.envs["SKYTUNE_MANAGED"] == "1"
     result = job.read_result()
     assert result is not None and result["status"] == "completed"
@@ -188,8 +198,11 @@ def test_why_it_failed_is_said(server: Server, run: Callable[..., JobDir]) -> No
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)], ids=["sigint", "sigterm"]
 )
 def test_a_stop_cancels_it(
-    server: Server, run: Callable[..., JobDir], number: signal.Signals, error: type[BaseException],
-) -> None:  # fmt: skip
+    server: Server,
+    run: Callable[..., JobDir],
+    number: signal.Signals,
+    error: type[BaseException],
+) -> None:
     server.says = [{"status": Status.RUNNING}]
     server.at = {3: lambda: signal.raise_signal(number)}
     with pytest.raises(error):

@@ -38,9 +38,13 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in {
-        "AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    }.items():  # fmt: skip
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": "tests",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }.items():
         monkeypatch.setenv(name, value)
     made = boto3.resource("s3").Bucket(f"bucket-{tmp_path.name.replace('_', '-').lower()}"[:63].strip("-"))
     made.create()

@@ -66,9 +66,14 @@ def test_two_processes_with_everything_in_the_way(
         with contextlib.suppress(OSError):  # somebody has it already: just as well
             stack.enter_context(socket.create_server(("127.0.0.1", 29500)))
         done = run_job(
-            rows=48, validation=8, test=5, launch={"num_processes": 2, "threads": 1}, loader={"num_workers": 1},
-            callbacks={"witness": {"_target_": f"{trouble}.Witness", "folder": str(pids), **values}}, extra=extra,
-        )  # fmt: skip
+            rows=48,
+            validation=8,
+            test=5,
+            launch={"num_processes": 2, "threads": 1},
+            loader={"num_workers": 1},
+            callbacks={"witness": {"_target_": f"{trouble}.Witness", "folder": str(pids), **values}},
+            extra=extra,
+        )
 
     assert (done.result["world_size"], done.result["processes_asked"], done.result["status"]) == (2, 2, "completed")
     assert done.result["precision"] == "fp32"

@@ -5,9 +5,27 @@ from pathlib import Path
 import pytest
 
 WORDS = [
-    "a", "bad", "boring", "brilliant", "charming", "dull", "film", "funny", "good", "is", "movie", "plot", "the",
-    "this", "very", "was", "warm", "worst", ".", ",",
-]  # fmt: skip
+    "a",
+    "bad",
+    "boring",
+    "brilliant",
+    "charming",
+    "dull",
+    "film",
+    "funny",
+    "good",
+    "is",
+    "movie",
+    "plot",
+    "the",
+    "this",
+    "very",
+    "was",
+    "warm",
+    "worst",
+    ".",
+    ",",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -43,25 +61,47 @@ def tiny_config(family: str):
     size = len(WORDS) + 4
     return {
         "bert": lambda: t.BertConfig(
-            vocab_size=size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+            vocab_size=size,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
             max_position_embeddings=16,
         ),
         "distilbert": lambda: t.DistilBertConfig(
             vocab_size=size, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=16
         ),
         "bart": lambda: t.BartConfig(
-            vocab_size=size, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-            decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=16,
-            pad_token_id=0, bos_token_id=2, eos_token_id=3, decoder_start_token_id=3, forced_eos_token_id=3,
+            vocab_size=size,
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=32,
+            decoder_ffn_dim=32,
+            max_position_embeddings=16,
+            pad_token_id=0,
+            bos_token_id=2,
+            eos_token_id=3,
+            decoder_start_token_id=3,
+            forced_eos_token_id=3,
         ),
         "roberta": lambda: t.RobertaConfig(
-            vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-            max_position_embeddings=18, pad_token_id=0, bos_token_id=2, eos_token_id=3,
+            vocab_size=size,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=18,
+            pad_token_id=0,
+            bos_token_id=2,
+            eos_token_id=3,
         ),
         "gpt2": lambda: t.GPT2Config(
             vocab_size=size, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=3, eos_token_id=3
         ),
-    }[family]()  # fmt: skip
+    }[family]()
 
 
 @pytest.fixture(scope="session")

@@ -77,8 +77,10 @@ def test_dropout_names_of_every_family_are_known():
     import transformers as t
 
     assert set(change_dropout(t.BertConfig(), 0.3)) == {
-        "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout",
-    }  # fmt: skip
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "classifier_dropout",
+    }
     assert set(change_dropout(t.DistilBertConfig(), 0.3)) >= {"dropout", "attention_dropout", "seq_classif_dropout"}
     bart = t.BartConfig(encoder_layerdrop=0.1)
     change_dropout(bart, 0.3)

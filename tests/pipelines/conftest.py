@@ -94,16 +94,22 @@ class Checkout:
     def python(self, *words: str, cwd: Path | None = None, timeout: float = 280, **env: str) -> Finished:
         """Run this interpreter."""
         done = subprocess.run(
-            [sys.executable, *words], cwd=cwd or self.home, env={**self.env, **env}, capture_output=True, text=True,
-            timeout=timeout, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+            [sys.executable, *words],
+            cwd=cwd or self.home,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def last_run(self) -> dict[str, Any]:
         """Return what ZenML recorded of the newest run, read by a fresh process."""
         done = self.python(
             "-c", INSPECT, ZENML_CUSTOM_SOURCE_ROOT=str(self.source / "src"), ZENML_LOGGING_VERBOSITY="ERROR"
-        )  # fmt: skip
+        )
         assert done.code == 0, done.err
         return json.loads(done.out)
 
@@ -170,6 +176,13 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(tiny_model: Path, reviews: Path) -> list[str]:
     """Overrides of a run that takes seconds: the tiny model on the three-class file."""
     return [
-        f"model.name={tiny_model}", "data=files", f"data.train={reviews}", "data.text=Satz", "data.label=Urteil",
-        "epochs=2", "batch.global_size=16", "optimizer.lr=5e-3", "compute=cpu",
-    ]  # fmt: skip
+        f"model.name={tiny_model}",
+        "data=files",
+        f"data.train={reviews}",
+        "data.text=Satz",
+        "data.label=Urteil",
+        "epochs=2",
+        "batch.global_size=16",
+        "optimizer.lr=5e-3",
+        "compute=cpu",
+    ]

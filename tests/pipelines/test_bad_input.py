@@ -63,9 +63,7 @@ class Case:
 
 def run_many(checkout: Any, common: list[str], cases: list[Case]) -> dict[str, dict[str, Any]]:
     """Run the cases one after the other in one process; return `code`, `out`, `err` by name."""
-    jobs = [
-        {"name": c.name, "words": [*common, *c.words], "before": c.before, "env": c.env or {}} for c in cases
-    ]  # fmt: skip
+    jobs = [{"name": c.name, "words": [*common, *c.words], "before": c.before, "env": c.env or {}} for c in cases]
     file = checkout.home / "jobs.json"
     file.write_text(json.dumps(jobs))
     done = checkout.python("-c", MANY, str(checkout.source / "src"), str(file))
@@ -142,9 +140,14 @@ def scene(new_checkout: Callable[[], Any], tiny_model: Path) -> Scene:
     data = checkout.home / "good.csv"
     data.write_text(table(rows()), encoding="utf-8")
     common = [
-        f"model.name={tiny_model}", "data=files", f"data.train={data}", "epochs=4", "batch.global_size=16",
-        "optimizer.lr=5e-3", "compute=cpu",
-    ]  # fmt: skip
+        f"model.name={tiny_model}",
+        "data=files",
+        f"data.train={data}",
+        "epochs=4",
+        "batch.global_size=16",
+        "optimizer.lr=5e-3",
+        "compute=cpu",
+    ]
     found: dict[int, Any] = {}
 
     def run(number: int) -> None:
@@ -212,9 +215,12 @@ BAD = [
     Case("nothing left", ["data.train=blank.csv", "data.bad_rows=drop"], "0 rows are left in train"),
     Case("vocabulary", ["model.name=small-vocabulary"], "the tokenizer does not fit the model: it has 19 tokens"),
     Case("cut weights", ["model.name=cut-weights"], "model.name=cut-weights: cannot load the weights"),
-    Case("metric", ["pipeline=evaluate", "checkpoint=trained", "+eval.extra_metrics.root._target_=math.root"],
-         "eval.extra_metrics.root._target_=math.root: module 'math' has no 'root'"),
-]  # fmt: skip
+    Case(
+        "metric",
+        ["pipeline=evaluate", "checkpoint=trained", "+eval.extra_metrics.root._target_=math.root"],
+        "eval.extra_metrics.root._target_=math.root: module 'math' has no 'root'",
+    ),
+]
 """Errors on every way there is: a fingerprint, `load_data`, a worker, `evaluate_model`."""
 
 FIRST = ["name=first-1", "optimizer.weight_decay=0.01"]
@@ -351,7 +357,8 @@ def test_full_disks(scene: Scene, disks: Callable[[Path, str], None], tmp_path: 
     resize = "import subprocess; subprocess.run(['mount', '-o', 'remount,size={}', {!r}], check=True)"
     own = {"SKYTUNE_HOME": str(runs)}
     found = run_many(
-        checkout, [*scene.common, "epochs=1"],
+        checkout,
+        [*scene.common, "epochs=1"],
         [
             Case("artifact", [f"data.train={big}", "name=big"]),
             Case("inputs", ["name=full"], env=own),
@@ -359,7 +366,7 @@ def test_full_disks(scene: Scene, disks: Callable[[Path, str], None], tmp_path: 
             Case("model", ["name=full"], before=resize.format("120k", str(runs))),
             Case("room", ["name=full"], before=resize.format("4m", str(runs))),
         ],
-    )  # fmt: skip
+    )
     failed_in_one_line(found["artifact"], f"no space left on the disk of {store}")
     for name in ("inputs", "logs", "model"):
         failed_in_one_line(found[name], "o space left")

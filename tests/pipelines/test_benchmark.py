@@ -15,8 +15,16 @@ DESIGN = "benchmark.factors={rows: [48, 96], processes: [1]}"
 def bench(new_checkout: Callable[[], Any], small: list[str]) -> Any:
     """An experiment of two cells on the tiny model; its words are kept for further commands."""
     checkout = new_checkout(warm=True)
-    checkout.words = [*small, "epochs=1", "tracker=none", "launch.threads=1", "pipeline=benchmark", DESIGN,
-                      "benchmark.name=two", "compute.usd_per_hour=3.6"]  # fmt: skip
+    checkout.words = [
+        *small,
+        "epochs=1",
+        "tracker=none",
+        "launch.threads=1",
+        "pipeline=benchmark",
+        DESIGN,
+        "benchmark.name=two",
+        "compute.usd_per_hour=3.6",
+    ]
     checkout.dry = checkout.run(*checkout.words, "benchmark.dry_run=true")
     assert not (checkout.home / "skytune" / "benchmarks").exists(), "a dry run leaves nothing"
     checkout.done = checkout.run(*checkout.words)
@@ -82,8 +90,9 @@ def test_bad_designs_end_in_one_line_before_anything_runs(bench: Any, kind: str)
 
 def test_where_no_cell_is_done_the_exit_code_says_so(bench: Any) -> None:
     words = [word for word in bench.words if not word.startswith(("benchmark.factors", "benchmark.name"))]
-    done = bench.run(*words, "model.name=/nowhere", "benchmark.factors={model: [/nowhere, /nowhere/else]}",
-                     "benchmark.name=none")  # fmt: skip
+    done = bench.run(
+        *words, "model.name=/nowhere", "benchmark.factors={model: [/nowhere, /nowhere/else]}", "benchmark.name=none"
+    )
     assert done.code == 1 and " failed " in done.out, "the table is shown all the same"
     last = done.err.strip().splitlines()[-1]
     assert last.startswith("error: none of 2 cells is done; the first: ") and "/nowhere" in last

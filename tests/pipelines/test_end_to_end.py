@@ -23,8 +23,9 @@ ARTIFACTS = {
 def three_classes(new_checkout: Callable[[], Any], small: list[str]) -> Any:
     """A run on two processes over a three-class file with string labels and columns of its own."""
     checkout = new_checkout()
-    checkout.done = checkout.run(*small, "launch.num_processes=2", "launch.threads=1", "name=three", "epochs=6",
-                                 "compute.usd_per_hour=0.5")  # fmt: skip
+    checkout.done = checkout.run(
+        *small, "launch.num_processes=2", "launch.threads=1", "name=three", "epochs=6", "compute.usd_per_hour=0.5"
+    )
     assert checkout.done.code == 0, checkout.done.err
     checkout.recorded = checkout.last_run()
     (checkout.folder,) = [path for path in (checkout.home / "skytune" / "runs").iterdir() if path.is_dir()]

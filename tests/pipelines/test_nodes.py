@@ -19,19 +19,26 @@ def test_the_same_command_on_two_machines(new_checkout: Callable[[], Any], small
         port = probe.getsockname()[1]
     words = [*small, "epochs=1", "launch.num_processes=2", f"launch.master_port={port}"]
     slurm = {
-        "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "127.0.0.1,127.0.0.2", "SLURM_JOB_ID": "4711",
-    }  # fmt: skip
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "127.0.0.1,127.0.0.2",
+        "SLURM_JOB_ID": "4711",
+    }
     alone = checkout.run(*words, **slurm, SLURM_NODEID="1")
     assert alone.code == 1
     assert "SKYTUNE_JOIN_TOKEN is not set" in alone.err
 
     slurm["SKYTUNE_JOIN_TOKEN"] = "word-4711"
     other = subprocess.Popen(
-        [sys.executable, str(checkout.source / "src" / "run.py"), *words], cwd=checkout.home, text=True,
+        [sys.executable, str(checkout.source / "src" / "run.py"), *words],
+        cwd=checkout.home,
+        text=True,
         env={**checkout.env, **slurm, "SLURM_NODEID": "1", "ZENML_CONFIG_PATH": str(checkout.home / "other")},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         first = checkout.run(*words, **slurm, SLURM_NODEID="0")
         said = other.communicate(timeout=60)[0]
@@ -44,9 +51,12 @@ def test_the_same_command_on_two_machines(new_checkout: Callable[[], Any], small
     assert "word-4711" not in first.out + first.err
     # Again: node 0 has everything from its cache, and lets the other one go.
     other = subprocess.Popen(
-        [sys.executable, str(checkout.source / "src" / "run.py"), *words], cwd=checkout.home,
-        env={**checkout.env, **slurm, "SLURM_NODEID": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, str(checkout.source / "src" / "run.py"), *words],
+        cwd=checkout.home,
+        env={**checkout.env, **slurm, "SLURM_NODEID": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     try:
         assert checkout.run(*words, **slurm, SLURM_NODEID="0").code == 0
         assert checkout.statuses()["train_model"] == "cached"

@@ -200,24 +200,44 @@ TOTAL = 30
 
 OWN_METRICS = [
     "+eval.extra_metrics.misses._target_=own_by_path.misses",
-    "+eval.extra_metrics.agreement._target_=own_by_path.Agreement", "+eval.extra_metrics.agreement.scale=100",
-]  # fmt: skip
+    "+eval.extra_metrics.agreement._target_=own_by_path.Agreement",
+    "+eval.extra_metrics.agreement.scale=100",
+]
 
 
 @pytest.fixture(scope="module")
 def by_path(place: Any, tiny_model: Path) -> Path:
     """One run on two processes in which everything is the user's own."""
     place.words = [
-        f"model.name={tiny_model}", "model._target_=own_by_path.Bag", "+model.args.width=16",
-        "data._target_=own_by_path.sentences", "+data.args.rows=240", *OWN_METRICS, "compute=cpu",
-    ]  # fmt: skip
+        f"model.name={tiny_model}",
+        "model._target_=own_by_path.Bag",
+        "+model.args.width=16",
+        "data._target_=own_by_path.sentences",
+        "+data.args.rows=240",
+        *OWN_METRICS,
+        "compute=cpu",
+    ]
     done = place.run(
-        *place.words, "optimizer._target_=own_by_path.Halved", "optimizer.lr=1.0", "+optimizer.args.nesterov=true",
-        "+optimizer.args.momentum=0.5", "schedule._target_=own_by_path.stairs", "+schedule.args.height=0.9",
-        "+callbacks.diary._target_=own_by_path.Diary", "+callbacks.diary.words=[a,b]", "+extra.my_key=1",
-        "checkpoint.metric=misses_count", "checkpoint.mode=min", "epochs=1", "batch.global_size=8", "log.every_steps=1",
-        "eval.every_steps=10", "launch.num_processes=2", "launch.threads=1", "name=by-path",
-    )  # fmt: skip
+        *place.words,
+        "optimizer._target_=own_by_path.Halved",
+        "optimizer.lr=1.0",
+        "+optimizer.args.nesterov=true",
+        "+optimizer.args.momentum=0.5",
+        "schedule._target_=own_by_path.stairs",
+        "+schedule.args.height=0.9",
+        "+callbacks.diary._target_=own_by_path.Diary",
+        "+callbacks.diary.words=[a,b]",
+        "+extra.my_key=1",
+        "checkpoint.metric=misses_count",
+        "checkpoint.mode=min",
+        "epochs=1",
+        "batch.global_size=8",
+        "log.every_steps=1",
+        "eval.every_steps=10",
+        "launch.num_processes=2",
+        "launch.threads=1",
+        "name=by-path",
+    )
     assert done.code == 0, done.err
     return folder_of(place, "by-path")
 
@@ -228,8 +248,10 @@ def test_model_and_data_of_ones_own(by_path: Path) -> None:
     assert (job["sizes"]["validation"], job["sizes"]["test"]) == (20, 21)
     weights = load_file(by_path / "model" / "model.safetensors")
     assert {name: value.shape for name, value in weights.items()} == {
-        "embedding.weight": (19, 16), "head.weight": (2, 16), "head.bias": (2,),
-    }  # fmt: skip
+        "embedding.weight": (19, 16),
+        "head.weight": (2, 16),
+        "head.bias": (2,),
+    }
     assert json.loads((by_path / "result.json").read_text())["world_size"] == 2
 
 
@@ -264,9 +286,13 @@ def test_a_callback_of_ones_own_sees_the_run(place: Any, by_path: Path) -> None:
     for rank in (0, 1):
         seen = json.loads((place.notes / f"diary-{rank}.json").read_text())
         assert seen == {
-            "words": ["a", "b"], "config": {"my_key": 1}, "extra": {"my_key": 1}, "steps": TOTAL, "validations": counts,
+            "words": ["a", "b"],
+            "config": {"my_key": 1},
+            "extra": {"my_key": 1},
+            "steps": TOTAL,
+            "validations": counts,
             "size": 2,
-        }  # fmt: skip
+        }
 
 
 def test_a_model_of_ones_own_is_made_again_and_scored(place: Any, by_path: Path) -> None:
@@ -283,11 +309,25 @@ def test_a_model_of_ones_own_is_made_again_and_scored(place: Any, by_path: Path)
 
 
 BY_NAME_WORDS = [
-    "plugins=[own_by_name]", "data=points", "data.args.rows=100", "model=line", "optimizer=plain", "schedule=saw",
-    "+metric=wrong", "eval.extra_metrics.wrong.weight=10", "+callback=memo", "callbacks.memo.name=letter",
-    "+extra.my_key=x", "epochs=6", "batch.global_size=16", "log.every_steps=1", "compute=cpu", "name=by-name",
-    "checkpoint.metric=wrong", "checkpoint.mode=min",
-]  # fmt: skip
+    "plugins=[own_by_name]",
+    "data=points",
+    "data.args.rows=100",
+    "model=line",
+    "optimizer=plain",
+    "schedule=saw",
+    "+metric=wrong",
+    "eval.extra_metrics.wrong.weight=10",
+    "+callback=memo",
+    "callbacks.memo.name=letter",
+    "+extra.my_key=x",
+    "epochs=6",
+    "batch.global_size=16",
+    "log.every_steps=1",
+    "compute=cpu",
+    "name=by-name",
+    "checkpoint.metric=wrong",
+    "checkpoint.mode=min",
+]
 
 
 def test_everything_by_name(place: Any) -> None:

@@ -34,9 +34,14 @@ def scene(new_checkout: Callable[[], Any], small: list[str]) -> Any:
 def interrupted(scene: Any, number: signal.Signals, after_step: int) -> subprocess.CompletedProcess[str]:
     """Start a run and send it a signal once it has said that a step was taken."""
     child = subprocess.Popen(
-        [sys.executable, str(scene.source / "src" / "run.py"), *scene.words], cwd=scene.home, env=scene.env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, str(scene.source / "src" / "run.py"), *scene.words],
+        cwd=scene.home,
+        env=scene.env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
     assert child.stdout is not None
     said = ""
     until = time.monotonic() + 120

@@ -27,10 +27,16 @@ class Machines:
         self.checkout, self.hub = checkout, hub
         (checkout.source / "src" / "slow_steps.py").write_text(SLOW)
         self.env = {
-            "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_right", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-            "AWS_ENDPOINT_URL": s3, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-        }  # fmt: skip
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": "hf_right",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "AWS_ENDPOINT_URL": s3,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
 
     def machine(self, name: str) -> Any:
         """Return a machine; it is empty when it is first used."""
@@ -74,9 +80,13 @@ def stopped(machines: Machines, words: list[str]) -> dict[str, bytes]:
     machine = machines.machine("first")
     child = subprocess.Popen(
         [sys.executable, str(machine.source / "src" / "run.py"), *words, f"checkpoint.store={STORE}"],
-        cwd=machine.home, env=machine.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=machine.home,
+        env=machine.env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     assert child.stdout is not None
     said, until = "", time.monotonic() + 120
     for line in child.stdout:

@@ -91,11 +91,19 @@ def secretive(
     checkout, folder = new_checkout(), tmp_path_factory.mktemp("seen")
     (checkout.home / "own.py").write_text(OWN)
     checkout.done = checkout.run(
-        *small, "max_steps=4", "log.every_steps=1", "name=secretive", "tracker=tensorboard-wandb", "launch.threads=1",
-        f"+extra.api_token={IN_CONFIG}", f"+callbacks.witness={{_target_: own.Witness, folder: {folder}, "
-        f"password: {IN_CONFIG}}}", f"+extra.store='s3://somebody:{IN_CONFIG}@host/x'",
-        f"checkpoint.store={checkout.home}/checkpoints", WANDB_BASE_URL=refusing, **CANARIES,
-    )  # fmt: skip
+        *small,
+        "max_steps=4",
+        "log.every_steps=1",
+        "name=secretive",
+        "tracker=tensorboard-wandb",
+        "launch.threads=1",
+        f"+extra.api_token={IN_CONFIG}",
+        f"+callbacks.witness={{_target_: own.Witness, folder: {folder}, password: {IN_CONFIG}}}",
+        f"+extra.store='s3://somebody:{IN_CONFIG}@host/x'",
+        f"checkpoint.store={checkout.home}/checkpoints",
+        WANDB_BASE_URL=refusing,
+        **CANARIES,
+    )
     assert checkout.done.code == 0, checkout.done.err
     checkout.seen = json.loads((folder / "seen.json").read_text())
     return checkout
@@ -162,9 +170,12 @@ def test_zenml_has_the_numbers_of_the_trackers(secretive: Any) -> None:
 def test_an_error_that_names_a_secret_is_recorded_without(secretive: Any) -> None:
     """The data's own code fails while the step runs; ZenML keeps what it said."""
     done = secretive.run(
-        "data._target_=own.rows", f"+data.args.password={IN_CONFIG}", "cache=false", "tracker=none",
+        "data._target_=own.rows",
+        f"+data.args.password={IN_CONFIG}",
+        "cache=false",
+        "tracker=none",
         "model.pretrained=false",
-    )  # fmt: skip
+    )
     assert done.code == 1
     assert "the data base does not know <secret>" in done.err
     assert IN_CONFIG not in done.out + done.err

@@ -27,19 +27,27 @@ class Cluster:
         scontrol.write_text(SCONTROL)
         scontrol.chmod(0o755)
         self.env = {
-            **checkout.env, "PATH": f"{commands}:{os.environ['PATH']}", "SCONTROL_CALLS": str(self.calls),
-            "SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(checkout.source), "SKYTUNE_PYTHON": sys.executable,
+            **checkout.env,
+            "PATH": f"{commands}:{os.environ['PATH']}",
+            "SCONTROL_CALLS": str(self.calls),
+            "SLURM_JOB_ID": "4711",
+            "SLURM_SUBMIT_DIR": str(checkout.source),
+            "SKYTUNE_PYTHON": sys.executable,
             "PYTHONFAULTHANDLER": "1",
-        }  # fmt: skip
+        }
 
     def run(self, restarts: int, stop: Callable[[str, int], bool] = lambda line, shell: False) -> tuple[int, str]:
         """Run the job once more; `stop` sees every line until it has signalled. Returns (exit code, output)."""
         script = self.checkout.source / "configs" / "slurm" / "train.sbatch"
         child = subprocess.Popen(
-            ["bash", str(script), *self.words], env={**self.env, "SLURM_RESTART_COUNT": str(restarts)},
-            cwd=self.checkout.home, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["bash", str(script), *self.words],
+            env={**self.env, "SLURM_RESTART_COUNT": str(restarts)},
+            cwd=self.checkout.home,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         assert child.stdout is not None
         said = ""
         try:

@@ -29,8 +29,13 @@ def scene(new_checkout: Callable[[], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def words(small: list[str]) -> list[str]:
-    return [*small, "checkpoint.store=s3://runs/mine", "checkpoint.every_steps=5", "checkpoint.retry_seconds=0.2",
-            "checkpoint.select=last"]  # fmt: skip
+    return [
+        *small,
+        "checkpoint.store=s3://runs/mine",
+        "checkpoint.every_steps=5",
+        "checkpoint.retry_seconds=0.2",
+        "checkpoint.select=last",
+    ]
 
 
 def test_no_permission_ends_before_training(door: S3, scene: Any, words: list[str]) -> None:

@@ -29,9 +29,14 @@ def start(scene: Any, name: str, words: list[str]) -> "subprocess.Popen[str]":
     home.mkdir()
     env = {**scene.env, "HOME": str(home), "SKYTUNE_HOME": str(home / "skytune"), "ZENML_CONFIG_PATH": str(home / "z")}
     return subprocess.Popen(
-        [sys.executable, str(scene.source / "src" / "run.py"), *words], cwd=home, env=env, text=True,
-        stdin=subprocess.DEVNULL, stdout=(home / "out").open("w"), stderr=(home / "err").open("w"),
-    )  # fmt: skip
+        [sys.executable, str(scene.source / "src" / "run.py"), *words],
+        cwd=home,
+        env=env,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=(home / "out").open("w"),
+        stderr=(home / "err").open("w"),
+    )
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -51,9 +56,14 @@ def test_two_at_once_train_one_after_the_other(
     (scene.source / "src" / "waiting.py").write_text(WAITS)
     scene.env["GO_ON"] = str(go_on)
     words = [
-        *small, f"checkpoint.store=file://{store}", "checkpoint.every_steps=3", "checkpoint.keep=1",
-        "checkpoint.select=last", "+callbacks.waits._target_=waiting.Waits", "log.every_seconds=0",
-    ]  # fmt: skip
+        *small,
+        f"checkpoint.store=file://{store}",
+        "checkpoint.every_steps=3",
+        "checkpoint.keep=1",
+        "checkpoint.select=last",
+        "+callbacks.waits._target_=waiting.Waits",
+        "log.every_seconds=0",
+    ]
     running = {name: start(scene, name, words) for name in ("one", "two")}
 
     def said() -> dict[str, str]:

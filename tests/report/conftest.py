@@ -38,32 +38,67 @@ def make_history(steps: int = 250, every: int = 2, validations: int = 2) -> list
     records: list[dict[str, Any]] = []
     for step in range(every, steps + 1, every):
         warm = min(1.0, step / 12)
-        records.append({
-            "kind": "step", "step": step, "epoch": step / 125,
-            "loss": 0.69 * math.exp(-step / 160) + 0.05 + rng.normal() * 0.045,
-            "lr": 1e-4 * warm * (1 - step / steps), "grad_norm": 1.5 + 3 * math.exp(-step / 50) + abs(rng.normal()),
-            "rows": 32 * step, "tokens": 900 * step, "samples_per_s": 71 + rng.normal() * 4 - 30 * (step <= every),
-            "tokens_per_s": 2000.0, "elapsed_s": step * 0.45,
-        })  # fmt: skip
+        records.append(
+            {
+                "kind": "step",
+                "step": step,
+                "epoch": step / 125,
+                "loss": 0.69 * math.exp(-step / 160) + 0.05 + rng.normal() * 0.045,
+                "lr": 1e-4 * warm * (1 - step / steps),
+                "grad_norm": 1.5 + 3 * math.exp(-step / 50) + abs(rng.normal()),
+                "rows": 32 * step,
+                "tokens": 900 * step,
+                "samples_per_s": 71 + rng.normal() * 4 - 30 * (step <= every),
+                "tokens_per_s": 2000.0,
+                "elapsed_s": step * 0.45,
+            }
+        )
         if validations and step % (steps // validations) < every:
-            metrics = {"loss": 0.47 - step / 5000, "accuracy": 0.77 + step / 8000, "f1": 0.765 + step / 8000,
-                       "n_rows": 853}  # fmt: skip
-            records.append({"kind": "validation", "step": step, "epoch": step / 125, "split": "validation",
-                            "metrics": metrics, "elapsed_s": step * 0.45})  # fmt: skip
+            metrics = {
+                "loss": 0.47 - step / 5000,
+                "accuracy": 0.77 + step / 8000,
+                "f1": 0.765 + step / 8000,
+                "n_rows": 853,
+            }
+            records.append(
+                {
+                    "kind": "validation",
+                    "step": step,
+                    "epoch": step / 125,
+                    "split": "validation",
+                    "metrics": metrics,
+                    "elapsed_s": step * 0.45,
+                }
+            )
     return records
 
 
 def make_training() -> dict[str, Any]:
     return {
-        "status": "completed", "steps": 250, "epochs": 2.0, "world_size": 1, "processes_asked": "auto", "device": "cpu",
-        "precision": "fp32", "best": {"step": 250, "metric": "accuracy", "value": 0.8013}, "select": "best",
+        "status": "completed",
+        "steps": 250,
+        "epochs": 2.0,
+        "world_size": 1,
+        "processes_asked": "auto",
+        "device": "cpu",
+        "precision": "fp32",
+        "best": {"step": 250, "metric": "accuracy", "value": 0.8013},
+        "select": "best",
         "phases": {"start_s": 6.2, "load_s": 1.1, "train_s": 111.4, "validate_s": 7.9, "predict_s": 8.3, "save_s": 0.4},
-        "train_rows": 8000, "train_tokens": 218_400, "padding_share": 0.061, "samples_per_s": 71.8,
+        "train_rows": 8000,
+        "train_tokens": 218_400,
+        "padding_share": 0.061,
+        "samples_per_s": 71.8,
         "tokens_per_s": 1960.2,
-        "parameters": 22_713_986, "trainable_parameters": 22_713_986, "peak_memory_bytes": None,
+        "parameters": 22_713_986,
+        "trainable_parameters": 22_713_986,
+        "peak_memory_bytes": None,
         "versions": {"torch": "2.13.0", "transformers": "5.17.0", "accelerate": "1.15.0", "python": "3.11.7"},
-        "steps_per_epoch": 125, "global_batch": 32, "micro_batch": 32, "accumulation": 1,
-    }  # fmt: skip
+        "steps_per_epoch": 125,
+        "global_batch": 32,
+        "micro_batch": 32,
+        "accumulation": 1,
+    }
 
 
 @pytest.fixture(scope="session")
@@ -75,10 +110,16 @@ def run() -> dict[str, Any]:
         "history": make_history(),
         "evaluations": {"validation": make_evaluation(seed=8), "test": make_evaluation()},
         "config": to_dict(RunConfig()),
-        "data_notes": {"rows": {"train": 4000, "validation": 853, "test": 853}, "leaks_dropped": 3, "truncated": 0,
-                       "labels": ["negative", "positive"]},
+        "data_notes": {
+            "rows": {"train": 4000, "validation": 853, "test": 853},
+            "leaks_dropped": 3,
+            "truncated": 0,
+            "labels": ["negative", "positive"],
+        },
         "labels": ["negative", "positive"],
-        "links": {"model": "/home/me/.cache/skytune/runs/minilm-movie-reviews-3f2a9c1b/outputs/model",
-                  "load_it": "transformers.pipeline('text-classification', model='/home/me/.cache/skytune/runs/"
-                             "minilm-movie-reviews-3f2a9c1b/outputs/model')"},
-    }  # fmt: skip
+        "links": {
+            "model": "/home/me/.cache/skytune/runs/minilm-movie-reviews-3f2a9c1b/outputs/model",
+            "load_it": "transformers.pipeline('text-classification', model='/home/me/.cache/skytune/runs/"
+            "minilm-movie-reviews-3f2a9c1b/outputs/model')",
+        },
+    }

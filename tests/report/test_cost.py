@@ -56,10 +56,16 @@ def test_earlier_starts_of_a_run_are_paid_for_too() -> None:
 def test_what_a_launcher_recorded_goes_before_all_else(tmp_path: Path) -> None:
     attempts: list[dict[str, Any]] = [
         {"phases": {"provision_s": 400.0}, "hourly_usd": 4.0, "nodes": 2, "machine": "none", "ended": "no machine"},
-        {"phases": {"provision_s": 100.0, "job_s": 800.0}, "hourly_usd": 4.0, "nodes": 2, "ended": "preempted",
-         "machine": "2 x g5.xlarge (spot)", "usd": 1.0},
+        {
+            "phases": {"provision_s": 100.0, "job_s": 800.0},
+            "hourly_usd": 4.0,
+            "nodes": 2,
+            "ended": "preempted",
+            "machine": "2 x g5.xlarge (spot)",
+            "usd": 1.0,
+        },
         {"phases": {"job_s": 900.0}, "hourly_usd": 12.0, "nodes": 2, "machine": "2 x g5.xlarge", "ended": "done"},
-    ]  # fmt: skip
+    ]
     write_json(tmp_path / "outputs" / RECORD, {"usd": 4.0, "phases": {}, "attempts": attempts})
     from_file = cost_of({"run_folder": str(tmp_path), "phases": {"train_s": 5.0}}, 100.0)
     from_result = cost_of({"cost": {"attempts": attempts}, "phases": {"train_s": 5.0}}, 100.0)
@@ -81,9 +87,16 @@ def test_what_a_launcher_recorded_goes_before_all_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("usd", "shown"),
-    [(None, "n/a"), (float("nan"), "n/a"), (0.0, "$0.00"), (1234.5, "$1,234.50"), (0.12, "$0.12"), (0.0997, "$0.10"),
-     (0.01234, "$0.012"),
-     (0.00002, "$2.0e-05")],
-)  # fmt: skip
+    [
+        (None, "n/a"),
+        (float("nan"), "n/a"),
+        (0.0, "$0.00"),
+        (1234.5, "$1,234.50"),
+        (0.12, "$0.12"),
+        (0.0997, "$0.10"),
+        (0.01234, "$0.012"),
+        (0.00002, "$2.0e-05"),
+    ],
+)
 def test_dollars_as_a_person_reads_them(usd: float | None, shown: str) -> None:
     assert dollars(usd) == shown

@@ -27,18 +27,40 @@ def rows(priced: bool = True) -> list[dict[str, Any]]:
                     train = n / devices * 0.002 + n / batch * 0.004
                     total = train + 120
                     paid = total / 3600 * usd if priced else None
-                    found.append({
-                        "experiment": "e", "cell": f"{n}-{machine}-{rule}-{seed}", "status": "done", "origin": "run",
-                        "seed": seed, "model": "m", "data": "d", "accelerator": "A10G", "strategy": "ddp",
-                        "precision": "bf16", "devices": devices, "nodes": 1, "global_batch": batch,
-                        "per_device_batch": 32.0, "peak_lr": 1e-4 if rule == "none" else 1e-4 * devices**0.5,
-                        "samples": n, "steps": -(-n // batch), "train_s": train, "total_s": total,
-                        "samples_per_s": n / train, "steady_samples_per_s": n / train, "mfu": 0.2, "usd_total": paid,
-                        "usd_per_1000_samples": None if paid is None else paid / n * 1000, "run_key": "key",
-                        "job": "runs/key",
-                        "accuracy": 0.9 - 0.01 * devices + (0.01 if rule == "sqrt" else 0) + 0.002 * seed,
-                        "factor_rows": n, "factor_compute": machine, "factor_scale_lr": rule,
-                    })  # fmt: skip
+                    found.append(
+                        {
+                            "experiment": "e",
+                            "cell": f"{n}-{machine}-{rule}-{seed}",
+                            "status": "done",
+                            "origin": "run",
+                            "seed": seed,
+                            "model": "m",
+                            "data": "d",
+                            "accelerator": "A10G",
+                            "strategy": "ddp",
+                            "precision": "bf16",
+                            "devices": devices,
+                            "nodes": 1,
+                            "global_batch": batch,
+                            "per_device_batch": 32.0,
+                            "peak_lr": 1e-4 if rule == "none" else 1e-4 * devices**0.5,
+                            "samples": n,
+                            "steps": -(-n // batch),
+                            "train_s": train,
+                            "total_s": total,
+                            "samples_per_s": n / train,
+                            "steady_samples_per_s": n / train,
+                            "mfu": 0.2,
+                            "usd_total": paid,
+                            "usd_per_1000_samples": None if paid is None else paid / n * 1000,
+                            "run_key": "key",
+                            "job": "runs/key",
+                            "accuracy": 0.9 - 0.01 * devices + (0.01 if rule == "sqrt" else 0) + 0.002 * seed,
+                            "factor_rows": n,
+                            "factor_compute": machine,
+                            "factor_scale_lr": rule,
+                        }
+                    )
     return found
 
 
@@ -53,9 +75,18 @@ def test_it_is_whole_and_loads_nothing() -> None:
     html = page(planned=[{**rows()[0], "cell": "new", "factor_rows": 99_000, "samples": 99_000, "steps": 3094}])
     assert not re.search(r"<(script|link|img|iframe)\b|@import|src=|url\((?!#)", html)
     assert html.count("<svg") == 6 and html.count("aria-label") == 6
-    for said in ("Time against cost", "Accuracy against cost", "Speed-up", "Accuracy over global batch",
-                 "Accuracy over rows", "leave-one-out error", "Cells that did not run, predicted", "99,000",
-                 "the batch of one device is the same in all cells", "scale_lr=sqrt gives back"):  # fmt: skip
+    for said in (
+        "Time against cost",
+        "Accuracy against cost",
+        "Speed-up",
+        "Accuracy over global batch",
+        "Accuracy over rows",
+        "leave-one-out error",
+        "Cells that did not run, predicted",
+        "99,000",
+        "the batch of one device is the same in all cells",
+        "scale_lr=sqrt gives back",
+    ):
         assert said in html, said
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids)), "two figures share an id"
@@ -124,9 +155,20 @@ def test_a_fit_that_is_far_off_predicts_nothing() -> None:
 
 def numbered(levels: Sequence[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Rows as the table holds them, one a size of the data."""
-    made = [{**rows()[0], "cell": f"{level}", "seed": 1, "factor_rows": level, "train_rows": size, "samples": size,
-             "steps": size // 10, "total_s": 10 + size / 50, "accuracy": 0.5 + size / 10_000}
-            for level, size in zip(levels, sizes, strict=True)]  # fmt: skip
+    made = [
+        {
+            **rows()[0],
+            "cell": f"{level}",
+            "seed": 1,
+            "factor_rows": level,
+            "train_rows": size,
+            "samples": size,
+            "steps": size // 10,
+            "total_s": 10 + size / 50,
+            "accuracy": 0.5 + size / 10_000,
+        }
+        for level, size in zip(levels, sizes, strict=True)
+    ]
     return records(frame(made))
 
 

@@ -14,11 +14,24 @@ POINTS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30
 
 
 def made(**levels: Any) -> dict[str, Any]:
-    known = {name: levels.pop(name) for name in list(levels) if name in (
-        "accuracy", "seed", "devices", "samples_per_s", "usd_per_1000_samples", "total_s", "status",
-        "peak_lr")}  # fmt: skip
-    base = {"status": "done", "seed": 1, "devices": 1, "total_s": 10.0, "samples_per_s": 10.0, "accuracy": 0.8,
-            "peak_lr": 1e-4, "accelerator": "T4", "usd_total": None, "usd_per_1000_samples": None}  # fmt: skip
+    known = {
+        name: levels.pop(name)
+        for name in list(levels)
+        if name
+        in ("accuracy", "seed", "devices", "samples_per_s", "usd_per_1000_samples", "total_s", "status", "peak_lr")
+    }
+    base = {
+        "status": "done",
+        "seed": 1,
+        "devices": 1,
+        "total_s": 10.0,
+        "samples_per_s": 10.0,
+        "accuracy": 0.8,
+        "peak_lr": 1e-4,
+        "accelerator": "T4",
+        "usd_total": None,
+        "usd_per_1000_samples": None,
+    }
     return {**base, **known, **{f"factor_{name}": level for name, level in levels.items()}}
 
 

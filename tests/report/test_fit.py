@@ -15,10 +15,19 @@ def row(
     samples: int, batch: int, devices: int = 1, nodes: int = 1, seconds: float = 0.0, **more: Any
 ) -> dict[str, Any]:
     return {
-        "status": "done", "model": "m", "data": "d", "accelerator": "T4",
-        "strategy": "single" if devices == 1 else "ddp", "precision": "fp32", "samples": samples,
-        "steps": -(-samples // batch), "devices": devices, "nodes": nodes, "total_s": seconds, **more,
-    }  # fmt: skip
+        "status": "done",
+        "model": "m",
+        "data": "d",
+        "accelerator": "T4",
+        "strategy": "single" if devices == 1 else "ddp",
+        "precision": "fp32",
+        "samples": samples,
+        "steps": -(-samples // batch),
+        "devices": devices,
+        "nodes": nodes,
+        "total_s": seconds,
+        **more,
+    }
 
 
 def timed(

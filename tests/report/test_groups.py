@@ -10,8 +10,17 @@ from skytune.report.groups import groups, number_in, same_level
 
 def cell(rows: Any, trained: int | None = None, **more: Any) -> dict[str, Any]:
     size = trained or number_in(rows)
-    return {"status": "done", "seed": 1, "factor_rows": rows, "train_rows": trained, "accuracy": 0.5 + size / 10_000,
-            "total_s": 10.0 + size, "samples_per_s": 5.0, "devices": 1, **more}  # fmt: skip
+    return {
+        "status": "done",
+        "seed": 1,
+        "factor_rows": rows,
+        "train_rows": trained,
+        "accuracy": 0.5 + size / 10_000,
+        "total_s": 10.0 + size,
+        "samples_per_s": 5.0,
+        "devices": 1,
+        **more,
+    }
 
 
 def test_rows_are_those_that_trained_not_those_that_were_asked_for() -> None:
@@ -35,9 +44,20 @@ def test_a_level_that_is_text_among_numbers_is_ordered_with_them() -> None:
 
 @pytest.mark.parametrize(
     ("level", "number"),
-    [(48, 48), ("48", 48), ("1e-4", 1e-4), ("0.5", 0.5), ("all", None), (None, None), (True, None), ("true", None),
-     ("NaN", None), ("[1]", None), ("g5.xlarge", None)],
-)  # fmt: skip
+    [
+        (48, 48),
+        ("48", 48),
+        ("1e-4", 1e-4),
+        ("0.5", 0.5),
+        ("all", None),
+        (None, None),
+        (True, None),
+        ("true", None),
+        ("NaN", None),
+        ("[1]", None),
+        ("g5.xlarge", None),
+    ],
+)
 def test_the_number_in_a_level(level: Any, number: float | None) -> None:
     assert number_in(level) == number
 

@@ -65,15 +65,35 @@ def test_a_whole_run(run: dict[str, Any]) -> None:
     html = check(build_report(**run))
     test = run["evaluations"]["test"]
     for part in (
-        f"{test['metrics']['accuracy']:.3f}", "853 rows", "1 min 51 s", "71.8", run["links"]["model"], "negative",
-        "Guo et al.", "22,713,986", "optimizer step", "2.13.0", "global_size: 32", "leaks dropped",
+        f"{test['metrics']['accuracy']:.3f}",
+        "853 rows",
+        "1 min 51 s",
+        "71.8",
+        run["links"]["model"],
+        "negative",
+        "Guo et al.",
+        "22,713,986",
+        "optimizer step",
+        "2.13.0",
+        "global_size: 32",
+        "leaks dropped",
         "n/a (no price known)",
         test["mistakes"][0]["text"],
-    ):  # fmt: skip
+    ):
         assert part in html
     headings = re.findall(r"<h3>([^<]+?) ?<", html)
-    for heading in ("Loss", "Learning rate", "Gradient norm", "Samples per second", "Confusion matrix", "Calibration",
-                    "Per class", "Most confident mistakes", "Time by phase", "Data notes"):  # fmt: skip
+    for heading in (
+        "Loss",
+        "Learning rate",
+        "Gradient norm",
+        "Samples per second",
+        "Confusion matrix",
+        "Calibration",
+        "Per class",
+        "Most confident mistakes",
+        "Time by phase",
+        "Data notes",
+    ):
         assert heading in headings
     assert len(html) < 400_000
 
@@ -84,10 +104,12 @@ def test_everything_is_escaped(changed: dict[str, Any]) -> None:
     found = evaluate_split(logits, labels, [bad, bad + "2"], ["accuracy"], {}, [bad, bad, bad * 60])
     found["metrics"][bad] = 0.5
     changed.update(
-        title=bad, labels=[bad, bad + "2"], evaluations={bad: found, "test": found},
+        title=bad,
+        labels=[bad, bad + "2"],
+        evaluations={bad: found, "test": found},
         data_notes={bad: bad, "x": {bad: [bad]}},
         links={"model": bad, bad: "javascript:alert(1)", "dashboard": f"https://example.org/?{bad}"},
-    )  # fmt: skip
+    )
     changed["config"] = {"name": bad, "model": {"name": bad}, "extra": {bad: [bad]}, "optimizer": {"name": bad}}
     changed["training"].update(status=bad, device=bad, versions={bad: bad}, phases={bad: 1.0}, select=bad)
     changed["training"].update(cost={"usd": None, "attempts": [{"machine": bad}]}, cost_line=bad)
@@ -119,8 +141,11 @@ def test_phases_on_rented_machines_have_their_dollars(changed: dict[str, Any]) -
     changed["training"] |= {"phases": phases, "cost": {"usd": 1.21, "attempts": attempts}}
     table = build_report(**changed).partition("Time by phase")[2].partition("</table>")[0]
     assert re.findall(r'row">(\w+)</th>.*\$([\d.]+)</td></tr>', table) == [
-        ("provision", "0.06"), ("idle", "0.30"), ("lost", "0.25"), ("train", "0.60")
-    ]  # fmt: skip
+        ("provision", "0.06"),
+        ("idle", "0.30"),
+        ("lost", "0.25"),
+        ("train", "0.60"),
+    ]
     attempts[0]["usd"] = None
     assert ">n/a</td></tr>" in build_report(**changed).partition("Time by phase")[2].partition("</table>")[0]
 
@@ -167,9 +192,21 @@ def browser(html: str, folder: Path, *options: str) -> str:
         pytest.skip("chromium is not installed")
     page = folder / "page.html"
     page.write_text(html, encoding="utf-8")
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-sync",
-               "--disable-background-networking", "--disable-component-update", "--no-first-run",
-               "--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}", *options, page.as_uri()]  # fmt: skip
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--disable-sync",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--no-first-run",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={folder / 'profile'}",
+        *options,
+        page.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -14,8 +14,11 @@ NOTES = st.lists(
 @given(NOTES)
 def test_no_note_lies_on_another_or_far_outside(notes: list[Note]) -> None:
     corners = place(notes, AREA, [note.point for note in notes], [])
-    boxes = [Box(corner[0], corner[1], corner[0] + note.width, corner[1] + note.height)
-             for note, corner in zip(notes, corners, strict=True) if corner is not None]  # fmt: skip
+    boxes = [
+        Box(corner[0], corner[1], corner[0] + note.width, corner[1] + note.height)
+        for note, corner in zip(notes, corners, strict=True)
+        if corner is not None
+    ]
     assert len(corners) == len(notes)
     assert not any(box.meets(other) for i, box in enumerate(boxes) for other in boxes[:i])
     assert all(box.left >= 0 and box.right <= 400 and box.bottom >= 0 for box in boxes)

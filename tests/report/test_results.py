@@ -12,9 +12,7 @@ from skytune.report import write_results
 def test_a_file_a_split(run: dict[str, Any], tmp_path: Path) -> None:
     evaluations = {**run["evaluations"], "other/domain": run["evaluations"]["test"]}
     paths = write_results(tmp_path / "model", evaluations, {"test": "abc"})
-    assert [p.name for p in paths] == [
-        "validation_results.json", "test_results.json", "other_domain_results.json"
-    ]  # fmt: skip
+    assert [p.name for p in paths] == ["validation_results.json", "test_results.json", "other_domain_results.json"]
     found = json.loads(paths[1].read_text())
     assert found["split"] == "test" and found["n_rows"] == 853
     assert found["metrics"] == run["evaluations"]["test"]["metrics"]

@@ -12,9 +12,14 @@ EXAMPLES = ["python src/run.py data=sst2 epochs=2", "python src/run.py pipeline=
 def make(run: dict[str, Any], **changes: Any) -> str:
     test = run["evaluations"]["test"]
     values: dict[str, Any] = {
-        "metrics": {**test["metrics"], "n_rows": test["n_rows"]}, "training": run["training"], "model_path": MODEL,
-        "dashboard": None, "cached": False, "examples": EXAMPLES, "run_folder": MODEL.removesuffix("/outputs/model"),
-    }  # fmt: skip
+        "metrics": {**test["metrics"], "n_rows": test["n_rows"]},
+        "training": run["training"],
+        "model_path": MODEL,
+        "dashboard": None,
+        "cached": False,
+        "examples": EXAMPLES,
+        "run_folder": MODEL.removesuffix("/outputs/model"),
+    }
     return summary(**{**values, **changes})
 
 
@@ -22,10 +27,17 @@ def test_summary_says_it_all(run: dict[str, Any]) -> None:
     text = make(run)
     scores = run["evaluations"]["test"]["metrics"]
     for part in (
-        f"accuracy {scores['accuracy']:.3f}", f"F1 {scores['f1']:.3f}", "853 held-out rows", "1 min 51 s",
-        "71.8 samples/s", MODEL, "transformers.pipeline('text-classification'", "`zenml login --local`",
-        "`zenml logout --local`", *EXAMPLES,
-    ):  # fmt: skip
+        f"accuracy {scores['accuracy']:.3f}",
+        f"F1 {scores['f1']:.3f}",
+        "853 held-out rows",
+        "1 min 51 s",
+        "71.8 samples/s",
+        MODEL,
+        "transformers.pipeline('text-classification'",
+        "`zenml login --local`",
+        "`zenml logout --local`",
+        *EXAMPLES,
+    ):
         assert part in text
     assert text.isascii() and "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 100
@@ -74,18 +86,39 @@ def test_little_is_known(run: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(0.78654, "0.787"), (1.0, "1.000"), (0, "0"), (853, "853"), (71.83, "71.8"), (1960.2, "1,960"), (5e-5, "5e-5"),
-     (None, "n/a"), (float("nan"), "n/a"), ("text", "text"), (-2.5, "-2.500"), (True, "True")],
-)  # fmt: skip
+    [
+        (0.78654, "0.787"),
+        (1.0, "1.000"),
+        (0, "0"),
+        (853, "853"),
+        (71.83, "71.8"),
+        (1960.2, "1,960"),
+        (5e-5, "5e-5"),
+        (None, "n/a"),
+        (float("nan"), "n/a"),
+        ("text", "text"),
+        (-2.5, "-2.500"),
+        (True, "True"),
+    ],
+)
 def test_numbers(value: Any, expected: str) -> None:
     assert number(value) == expected
 
 
 def test_units() -> None:
     assert [duration(s) for s in (0, 0.0123, 8.42, 59.97, 111.4, 3725)] == [
-        "0.0 s", "12.3 ms", "8.4 s", "1 min 00 s", "1 min 51 s", "1 h 02 min"
-    ]  # fmt: skip
+        "0.0 s",
+        "12.3 ms",
+        "8.4 s",
+        "1 min 00 s",
+        "1 min 51 s",
+        "1 h 02 min",
+    ]
     assert [size(b) for b in (12, 90_868_376, 3_210_000_000, None)] == ["12 B", "90.9 MB", "3.21 GB", "n/a"]
     assert [tick(v, s) for v, s in ((0.25, 0.05), (2e-5, 2e-5), (2000, 500), (20_000, 5000), (0, 1))] == [
-        "0.25", "2e-5", "2,000", "20k", "0"
-    ]  # fmt: skip
+        "0.25",
+        "2e-5",
+        "2,000",
+        "20k",
+        "0",
+    ]

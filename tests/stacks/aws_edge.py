@@ -26,14 +26,24 @@ PRICES = {"g5.12xlarge": 5.672, "m6i.2xlarge": 0.384}
 SPOT = {"g5.12xlarge": {"us-east-1a": 2.41, "us-east-1b": 2.30, "us-east-1c": 2.95}}
 
 S3_ACTIONS = {
-    "HEAD ": "ListBucket", "GET list-type": "ListBucket", "PUT ": "CreateBucket", "DELETE ": "DeleteBucket",
-    "GET tagging": "GetBucketTagging", "PUT tagging": "PutBucketTagging",
-    "GET publicAccessBlock": "GetBucketPublicAccessBlock", "PUT publicAccessBlock": "PutBucketPublicAccessBlock",
-    "GET encryption": "GetEncryptionConfiguration", "PUT encryption": "PutEncryptionConfiguration",
-    "GET lifecycle": "GetLifecycleConfiguration", "PUT lifecycle": "PutLifecycleConfiguration",
-    "GET versions": "ListBucketVersions", "GET uploads": "ListBucketMultipartUploads",
-    "POST delete": "DeleteObjectVersion", "POST uploads": "PutObject", "DELETE uploadId": "AbortMultipartUpload",
-}  # fmt: skip
+    "HEAD ": "ListBucket",
+    "GET list-type": "ListBucket",
+    "PUT ": "CreateBucket",
+    "DELETE ": "DeleteBucket",
+    "GET tagging": "GetBucketTagging",
+    "PUT tagging": "PutBucketTagging",
+    "GET publicAccessBlock": "GetBucketPublicAccessBlock",
+    "PUT publicAccessBlock": "PutBucketPublicAccessBlock",
+    "GET encryption": "GetEncryptionConfiguration",
+    "PUT encryption": "PutEncryptionConfiguration",
+    "GET lifecycle": "GetLifecycleConfiguration",
+    "PUT lifecycle": "PutLifecycleConfiguration",
+    "GET versions": "ListBucketVersions",
+    "GET uploads": "ListBucketMultipartUploads",
+    "POST delete": "DeleteObjectVersion",
+    "POST uploads": "PutObject",
+    "DELETE uploadId": "AbortMultipartUpload",
+}
 """What IAM calls a request to S3: by its method and first parameter."""
 
 EXPIRED = """<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredToken</Code>

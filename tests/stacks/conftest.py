@@ -14,9 +14,13 @@ sys.path.append(str(Path(__file__).parent))
 
 REGION = "us-east-1"
 SIGNED = {
-    "AWS_ACCESS_KEY_ID": "AKIATESTSTESTSTESTS0", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_EC2_METADATA_DISABLED": "true",
-    "AWS_DEFAULT_REGION": REGION, "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-}  # fmt: skip
+    "AWS_ACCESS_KEY_ID": "AKIATESTSTESTSTESTS0",
+    "AWS_SECRET_ACCESS_KEY": "tests",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
 
 
 @pytest.fixture(scope="session")

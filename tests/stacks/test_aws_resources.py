@@ -170,9 +170,7 @@ def test_names_of_others_are_left_alone(account: Account) -> None:
 
 
 def test_a_bucket_in_another_region_is_refused(account: Account) -> None:
-    boto3.client("s3").create_bucket(
-        Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
-    )  # fmt: skip
+    boto3.client("s3").create_bucket(Bucket="far-away", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     with pytest.raises(ConfigError, match=r"lies in eu-west-1, the stack in us-east-1.*--region eu-west-1"):
         ensure(account, names(account, given_bucket="far-away"))
 

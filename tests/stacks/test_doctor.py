@@ -91,9 +91,10 @@ def test_a_good_machine(tmp_path: Path, hub: str) -> None:
 def test_a_bad_machine(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     done, seconds = run_doctor(
-        SKYTUNE_HOME=str(tmp_path / "file" / "home"), HF_ENDPOINT="http://127.0.0.1:9",
+        SKYTUNE_HOME=str(tmp_path / "file" / "home"),
+        HF_ENDPOINT="http://127.0.0.1:9",
         ZENML_CONFIG_PATH=str(tmp_path / "file" / "zenml"),
-    )  # fmt: skip
+    )
     found = levels(done.stdout)
     assert done.returncode == 1
     assert (found["disk runs"], found["zenml"], found["hub"], found["2 x gloo"]) == ("FAIL", "FAIL", "warn", "ok"), (

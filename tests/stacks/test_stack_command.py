@@ -34,13 +34,20 @@ class Commands:
         self.touched: set[str] = set()
         env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ZENML_"))},
-            "ZENML_CONFIG_PATH": str(folder / "zenml"), "ZENML_REPOSITORY_PATH": str(folder / "repository"),
-            "ZENML_LOCAL_STORES_PATH": str(folder / "stores"), "PYTHONPATH": str(SRC), "COLUMNS": "200",
-        }  # fmt: skip
+            "ZENML_CONFIG_PATH": str(folder / "zenml"),
+            "ZENML_REPOSITORY_PATH": str(folder / "repository"),
+            "ZENML_LOCAL_STORES_PATH": str(folder / "stores"),
+            "PYTHONPATH": str(SRC),
+            "COLUMNS": "200",
+        }
         self.child = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "stacks" / "one_by_one.py"), str(SRC)], env=env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder,
-        )  # fmt: skip
+            [sys.executable, str(ROOT / "tests" / "stacks" / "one_by_one.py"), str(SRC)],
+            env=env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=folder,
+        )
 
     def __call__(self, *words: str) -> Said:
         assert self.child.stdin is not None and self.child.stdout is not None
@@ -81,8 +88,12 @@ def test_register_check_and_destroy(stack: Commands, tmp_path: Path) -> None:
     said = stack("register", "aws", "--compute", "m6i.2xlarge")
     assert (said.code, said.err) == (0, "")
     assert [line[:2] for line in lines(said.out)[1:6]] == [
-        ["made", "bucket"], ["made", "role"], ["made", "profile"], ["made", "repository"], ["made", "stack"]
-    ]  # fmt: skip
+        ["made", "bucket"],
+        ["made", "role"],
+        ["made", "profile"],
+        ["made", "repository"],
+        ["made", "stack"],
+    ]
     assert "at rest about $0.00 a month" in said.out
     assert f"  python src/run.py\ncheckpoints go to s3://{BUCKET}/runs" in said.out
 
@@ -292,7 +303,7 @@ def test_help_needs_nothing_and_fits(words: list[str]) -> None:
     """In a Python that has only the standard library."""
     run = subprocess.run(
         [sys.executable, "-S", "-E", str(SRC / "stack.py"), *words], capture_output=True, text=True, timeout=60
-    )  # fmt: skip
+    )
     assert run.returncode == 0 and run.stderr == ""
     assert max(map(len, run.stdout.splitlines())) <= 110
     for command in ("register", "check", "list", "destroy", "policy") if words == ["--help"] else ["--region"]:
@@ -301,9 +312,12 @@ def test_help_needs_nothing_and_fits(words: list[str]) -> None:
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-S", "-E", str(SRC / "stack.py"), "register", "aws"], capture_output=True, text=True,
-        timeout=60, cwd=tmp_path,
-    )  # fmt: skip
+        [sys.executable, "-S", "-E", str(SRC / "stack.py"), "register", "aws"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
     assert run.returncode == 1 and run.stdout == ""
     assert re.fullmatch(r"error: '\w+' is not installed in this Python .*make install-dev.*\n", run.stderr), run.stderr
 

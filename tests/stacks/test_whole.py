@@ -47,14 +47,24 @@ def test_at_home_nothing_is_said() -> None:
 
 def test_what_compute_says_is_said_of_the_one_machine() -> None:
     sky = pytest.importorskip("zenml.integrations.skypilot.flavors.skypilot_orchestrator_base_vm_config")
-    asked = config(accelerators="A10G:4", infra="aws/us-east-1", use_spot=True, disk_size=300,
-                   idle_minutes_to_autostop=5, resources={"disk_tier": "best"})  # fmt: skip
+    asked = config(
+        accelerators="A10G:4",
+        infra="aws/us-east-1",
+        use_spot=True,
+        disk_size=300,
+        idle_minutes_to_autostop=5,
+        resources={"disk_tier": "best"},
+    )
     found = whole.pipeline_settings(Client(), asked)["orchestrator.vm_aws"]  # type: ignore[arg-type]
     assert found == {
-        "accelerators": "A10G:4", "region": "us-east-1", "use_spot": True, "disk_size": 300,
-        "idle_minutes_to_autostop": 5, "docker_run_args": ["--gpus=all", "--shm-size=8g"],
+        "accelerators": "A10G:4",
+        "region": "us-east-1",
+        "use_spot": True,
+        "disk_size": 300,
+        "idle_minutes_to_autostop": 5,
+        "docker_run_args": ["--gpus=all", "--shm-size=8g"],
         "resources_settings": {"disk_tier": "best"},
-    }  # fmt: skip
+    }
     taken = sky.SkypilotBaseOrchestratorSettings(**found)
     assert set(found) <= set(type(taken).model_fields), "ZenML ignores other keys without a word"
     assert whole.machine(ComputeConfig()) == {}

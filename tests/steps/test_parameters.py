@@ -47,10 +47,16 @@ def test_machine_launcher_loader_and_log_are_never_part_of_a_cache_key(values: d
         assert not keys(make(from_dict(RunConfig, values))) & {"compute", "launch", "loader", "log"}
     plain = made(values)
     elsewhere = made(
-        values, compute={"device": "cpu"}, launch={"num_processes": 4, "threads": 3}, loader={"num_workers": 2},
-        log={"every_steps": 1}, cache=False, name="other", batch={"micro_size": 2},
+        values,
+        compute={"device": "cpu"},
+        launch={"num_processes": 4, "threads": 3},
+        loader={"num_workers": 2},
+        log={"every_steps": 1},
+        cache=False,
+        name="other",
+        batch={"micro_size": 2},
         debug={"traceback": True, "profile_steps": 3},
-    )  # fmt: skip
+    )
     assert elsewhere == plain
 
 

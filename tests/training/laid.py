@@ -34,15 +34,25 @@ class Place:
         from skytune.launch import train
 
         values: dict[str, Any] = {
-            "name": name, "model": {"name": str(self.model)}, "compute": {"device": "cpu"}, "epochs": 1,
-            "launch": {"num_processes": 1, "threads": 1}, "batch": {"global_size": 8}, "log": {"every_steps": 1},
-            "optimizer": {"lr": 1e-3}, "eval": {"every_epochs": 0}, "tracker": {"names": []},
+            "name": name,
+            "model": {"name": str(self.model)},
+            "compute": {"device": "cpu"},
+            "epochs": 1,
+            "launch": {"num_processes": 1, "threads": 1},
+            "batch": {"global_size": 8},
+            "log": {"every_steps": 1},
+            "optimizer": {"lr": 1e-3},
+            "eval": {"every_epochs": 0},
+            "tracker": {"names": []},
             "callbacks": {"end": {"_target_": "at_work.End"}, "rows": {"_target_": "at_work.Rows"}},
-        }  # fmt: skip
+        }
         groups["checkpoint"] = {
-            "store": str(self.home / f"{name}-store"), "keep": 99, "select": "last", "every_minutes": 0.0,
+            "store": str(self.home / f"{name}-store"),
+            "keep": 99,
+            "select": "last",
+            "every_minutes": 0.0,
             **groups.get("checkpoint", {}),
-        }  # fmt: skip
+        }
         for key, value in groups.items():
             values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
         split, tokenizer = self._split(self.rows[: rows or len(self.rows)])

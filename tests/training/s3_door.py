@@ -35,10 +35,14 @@ class S3:
     def env(self) -> dict[str, str]:
         """The environment in which clients find it."""
         return {
-            "AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        }  # fmt: skip
+        }
 
     def answer(self, environ: dict[str, Any], start_response: Any) -> Any:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
@@ -63,9 +67,12 @@ class S3:
         import boto3
 
         return boto3.client(
-            "s3", endpoint_url=self.url, aws_access_key_id="key", aws_secret_access_key="secret",
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id="key",
+            aws_secret_access_key="secret",
             region_name="us-east-1",
-        )  # fmt: skip
+        )
 
     @cached_property
     def system(self) -> Any:

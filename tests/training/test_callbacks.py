@@ -114,17 +114,23 @@ def test_moments_come_in_order_and_checkpoints_are_whole_when_told(
 ) -> None:
     witness = {"_target_": f"{own}.Witness", "folder": str(tmp_path)}
     done = run_job(
-        epochs=2, limit_train_batches=3, checkpoint=kept(asynchronous=False),
+        epochs=2,
+        limit_train_batches=3,
+        checkpoint=kept(asynchronous=False),
         callbacks={"b": {**witness, "name": "b"}, "a": {**witness, "name": "a"}},
-    )  # fmt: skip
+    )
     seen = noted(tmp_path, "b-rank-0")
     moments = [(note["moment"], note["step"]) for note in seen if note["moment"] != "on_checkpoint_saved"]
     epoch = [("on_step_end", 1), ("on_step_end", 2), ("on_step_end", 3), ("on_validation_end", 3)]
     assert moments == [
-        ("on_run_start", 0), ("on_epoch_start", 0), *epoch,
-        ("on_epoch_start", 3), *[(moment, step + 3) for moment, step in epoch],
-        ("on_run_end", 6), ("on_model_saved", 6),
-    ]  # fmt: skip
+        ("on_run_start", 0),
+        ("on_epoch_start", 0),
+        *epoch,
+        ("on_epoch_start", 3),
+        *[(moment, step + 3) for moment, step in epoch],
+        ("on_run_end", 6),
+        ("on_model_saved", 6),
+    ]
     saved = [note for note in seen if note["moment"] == "on_checkpoint_saved"]
     assert [note["saved"] for note in saved] == [2, 3, 4, 6]
     assert all(note["whole"] for note in saved)
@@ -184,9 +190,12 @@ def test_one_process_that_stops_ends_all_and_rank_0_tells_of_checkpoints(
         "w": {"_target_": f"{own}.Witness", "folder": str(tmp_path), "name": "w"},
     }
     done = run_job(
-        launch={"num_processes": 2, "threads": 1}, checkpoint=kept(asynchronous=False), callbacks=callbacks,
-        log={"every_steps": 1}, epochs=3,
-    )  # fmt: skip
+        launch={"num_processes": 2, "threads": 1},
+        checkpoint=kept(asynchronous=False),
+        callbacks=callbacks,
+        log={"every_steps": 1},
+        epochs=3,
+    )
     assert (done.result["steps"], done.result["stopped_early"], done.result["status"]) == (3, True, "completed")
     assert steps(done) == [1, 2, 3]
     validated = [record["step"] for record in done.history if record["kind"] == "validation"]

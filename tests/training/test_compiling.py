@@ -31,10 +31,15 @@ class Here:
 
 
 COMMON: dict[str, Any] = {
-    "rows": 150, "model": {"dropout": 0.0}, "precision": "fp32", "log": {"every_steps": 1}, "max_steps": 30,
-    "epochs": 2, "batch": {"global_size": 8, "pad_multiple": 1, "bucket_batches": 50},
+    "rows": 150,
+    "model": {"dropout": 0.0},
+    "precision": "fp32",
+    "log": {"every_steps": 1},
+    "max_steps": 30,
+    "epochs": 2,
+    "batch": {"global_size": 8, "pad_multiple": 1, "bucket_batches": 50},
     "eval": {"batch_size": 4},
-}  # fmt: skip
+}
 
 
 def losses(done: Any) -> list[float]:

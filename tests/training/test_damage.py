@@ -99,8 +99,12 @@ def test_all_broken_ends_in_one_line_and_changes_nothing(lives: Any, whole: Path
     assert life.code == 1
     lines = [line for line in life.said.splitlines() if not line.startswith("model: ")]
     assert len(lines) == 1, lines
-    for part in ("no checkpoint there is whole", "step-00000004: optimizer.safetensors is damaged",
-                 "step-00000002: history.json is missing", "resume=never"):  # fmt: skip
+    for part in (
+        "no checkpoint there is whole",
+        "step-00000004: optimizer.safetensors is damaged",
+        "step-00000002: history.json is missing",
+        "resume=never",
+    ):
         assert part in lines[0]
     assert tree(run) == before
     assert not (whole / "outputs" / "model").exists() and not (whole / "outputs" / "result.json").exists()
@@ -134,9 +138,12 @@ def test_a_store_that_lags(s3_lives: Any, place: Any, s3_process: dict[str, str]
     import boto3
 
     client = boto3.client(
-        "s3", endpoint_url=s3_process["AWS_ENDPOINT_URL"], aws_access_key_id="key", aws_secret_access_key="secret",
+        "s3",
+        endpoint_url=s3_process["AWS_ENDPOINT_URL"],
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
         region_name="us-east-1",
-    )  # fmt: skip
+    )
     client.create_bucket(Bucket="lag")
     job = place.lay("lag", rows=48, checkpoint={"store": "s3://lag/runs", "every_steps": 2, "asynchronous": False})
     assert s3_lives.live(job, SKYTUNE_TEST_END="5 kill").code == -9

@@ -15,9 +15,13 @@ from skytune.config import ConfigError, EarlyStoppingConfig, RunConfig, from_dic
 from skytune.training.early_stopping import EarlyStopping
 
 WORSE = {
-    "log": {"every_steps": 1}, "eval": {"every_steps": 1}, "epochs": 3, "optimizer": {"lr": 0.3},
-    "schedule": {"name": "constant"}, "early_stopping": {"patience": 3},
-}  # fmt: skip
+    "log": {"every_steps": 1},
+    "eval": {"every_steps": 1},
+    "epochs": 3,
+    "optimizer": {"lr": 0.3},
+    "schedule": {"name": "constant"},
+    "early_stopping": {"patience": 3},
+}
 """The rate is so high that the validation loss soon rises."""
 
 
@@ -62,9 +66,12 @@ def test_the_last_step_is_no_early_stop() -> None:
 
 
 @given(
-    st.lists(st.floats(-1e3, 1e3) | st.just(NAN), min_size=1, max_size=30), st.integers(0, 30),
-    st.integers(1, 5), st.sampled_from([0.0, 0.1]), st.booleans(),
-)  # fmt: skip
+    st.lists(st.floats(-1e3, 1e3) | st.just(NAN), min_size=1, max_size=30),
+    st.integers(0, 30),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 0.1]),
+    st.booleans(),
+)
 def test_a_checkpoint_anywhere_changes_nothing(
     values: list[float], cut: int, patience: int, min_delta: float, smaller: bool
 ) -> None:
@@ -118,8 +125,14 @@ def test_a_run_stops_where_it_gets_no_better_also_after_a_resume(
 
 def test_two_processes_stop_together_where_one_does_and_average_the_same_weights(run_job: Any, forked: None) -> None:
     """Early stopping and averaged weights on two processes."""
-    settings = {**WORSE, "model": {"dropout": 0.0}, "ema": {"decay": 0.5}, "checkpoint": {"metric": "loss"},
-                "optimizer": {"name": "sgd", "lr": 3.0}, "early_stopping": {"patience": 2}}  # fmt: skip
+    settings = {
+        **WORSE,
+        "model": {"dropout": 0.0},
+        "ema": {"decay": 0.5},
+        "checkpoint": {"metric": "loss"},
+        "optimizer": {"name": "sgd", "lr": 3.0},
+        "early_stopping": {"patience": 2},
+    }
     one = run_job(name="one", **settings)
     two = run_job(name="two", **{**settings, "launch": {"num_processes": 2, "threads": 1}})
     assert one.result["stopped_early"] and two.result["stopped_early"]
@@ -138,7 +151,7 @@ def test_two_processes_stop_together_where_one_does_and_average_the_same_weights
         ({"early_stopping": {"patience": 1, "min_delta": -0.1}}, "early_stopping.min_delta=-0.1"),
         ({"early_stopping": {"patience": 1}, "eval": {"every_epochs": 0}}, "no effect with one validation at the end"),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_effect_is_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         from_dict(RunConfig, values)

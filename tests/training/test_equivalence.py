@@ -15,11 +15,17 @@ SPLITS = {"1x8": (1, 8), "2x4": (2, 4), "2x2x2": (2, 2), "1x2x4": (1, 2), "1x3x3
 def trained(run_job: Any, optimizer: dict[str, Any], processes: int, micro: int, name: str) -> tuple[dict, list[float]]:
     # 150 rows: the last global batch of each epoch has 6 rows, so processes and micro-batches get uneven shares.
     done = run_job(
-        rows=150, name=name, epochs=2, max_steps=20, model={"dropout": 0.0}, optimizer=optimizer,
+        rows=150,
+        name=name,
+        epochs=2,
+        max_steps=20,
+        model={"dropout": 0.0},
+        optimizer=optimizer,
         log={"every_steps": 1},
-        batch={"global_size": 8, "micro_size": micro}, launch={"num_processes": processes, "threads": 1},
+        batch={"global_size": 8, "micro_size": micro},
+        launch={"num_processes": processes, "threads": 1},
         checkpoint={"select": "last"},
-    )  # fmt: skip
+    )
     assert done.result["world_size"] == processes
     losses = [record["loss"] for record in done.history if record["kind"] == "step"]
     assert len(losses) == 20

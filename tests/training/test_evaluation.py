@@ -53,10 +53,13 @@ def predicted(trained: Path, tokenized: Callable[..., Any], processes: int) -> d
     config = from_dict(
         RunConfig,
         {
-            "model": {"name": str(trained)}, "compute": {"device": "cpu"}, "eval": {"batch_size": 8},
-            "launch": {"num_processes": processes, "threads": 1}, "name": f"world-{processes}",
+            "model": {"name": str(trained)},
+            "compute": {"device": "cpu"},
+            "eval": {"batch_size": 8},
+            "launch": {"num_processes": processes, "threads": 1},
+            "name": f"world-{processes}",
         },
-    )  # fmt: skip
+    )
     splits = {name: tokenized(count, seed) for seed, (name, count) in enumerate(ROWS.items())}
     done = predict(config, str(trained), splits, AutoTokenizer.from_pretrained(trained))
     assert done.result["world_size"] == processes

@@ -18,9 +18,11 @@ from laid import history, result, same, weights
 from s3_door import S3
 
 SETTINGS: dict[str, Any] = {
-    "rows": 48, "epochs": 3, "log": {"every_steps": 1, "every_seconds": 0.0},
+    "rows": 48,
+    "epochs": 3,
+    "log": {"every_steps": 1, "every_seconds": 0.0},
     "callbacks": {"slow": {"_target_": "hindrances.Slow", "seconds": 0.15}},
-}  # fmt: skip
+}
 STEPS = 18
 
 

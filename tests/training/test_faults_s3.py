@@ -138,9 +138,10 @@ def test_from_some_moment_on_nothing_works(door: S3, lives: Any, calm: Path, lay
     life = lives.live(job)
     assert life.code == 0, life.said
     reason = {
-        503: "gave up on", 400: "the credentials are refused (ExpiredToken): renew them",
+        503: "gave up on",
+        400: "the credentials are refused (ExpiredToken): renew them",
         403: "no permission" if answer[1] == "AccessDenied" else "the credentials are refused (InvalidAccessKeyId)",
-    }[answer[0]]  # fmt: skip
+    }[answer[0]]
     told = [line for line in life.said.splitlines() if line.startswith("CHECKPOINT NOT SAVED")]
     assert [re.search(r"step \d+", line)[0] for line in told] == [f"step {step}" for step in (6, 8, 10, 12)]  # type: ignore[index]
     assert all(reason in line for line in told), told

@@ -16,18 +16,34 @@ def built(config: object) -> torch.nn.Module:
 
 
 def test_an_encoder() -> None:
-    work = work_of(built(BertConfig(
-        vocab_size=50, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=INNER,
-    )))  # fmt: skip
+    work = work_of(
+        built(
+            BertConfig(
+                vocab_size=50,
+                hidden_size=WIDTH,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=4,
+                intermediate_size=INNER,
+            )
+        )
+    )
     matrices = LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)
     assert work == Work(6 * matrices, 12 * LAYERS * WIDTH, 6 * (WIDTH * WIDTH + 2 * WIDTH))
 
 
 def test_a_decoder_sees_half_of_the_pairs() -> None:
-    work = work_of(built(LlamaConfig(
-        vocab_size=50, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=INNER,
-    )))  # fmt: skip
+    work = work_of(
+        built(
+            LlamaConfig(
+                vocab_size=50,
+                hidden_size=WIDTH,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                intermediate_size=INNER,
+            )
+        )
+    )
     matrices = LAYERS * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH // 2 + 3 * WIDTH * INNER)
     assert work == Work(6 * matrices, 12 * LAYERS * WIDTH / 2, 6 * 2 * WIDTH)
 
@@ -49,10 +65,20 @@ def test_the_forward_pass_is_what_torch_counts() -> None:
 
 
 def test_an_encoder_decoder_attends_three_times() -> None:
-    work = work_of(built(BartConfig(
-        vocab_size=50, d_model=WIDTH, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=INNER, decoder_ffn_dim=INNER,
-    )))  # fmt: skip
+    work = work_of(
+        built(
+            BartConfig(
+                vocab_size=50,
+                d_model=WIDTH,
+                encoder_layers=2,
+                decoder_layers=2,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                encoder_ffn_dim=INNER,
+                decoder_ffn_dim=INNER,
+            )
+        )
+    )
     assert work is not None
     # Encoder whole, decoder half of the pairs of its own and all of the encoder's.
     assert work.square == 12 * WIDTH * (2 * 1 + 2 * 1.5)

@@ -44,11 +44,17 @@ def scene(tmp_path: Path, tiny_model: Path, tokenized: Callable[..., Any]) -> Ca
         for split, rows in (("train", 200), ("validation", 16), ("test", 16)):
             tokenized(rows).with_format(None).save_to_disk(folder / split)
         config = {
-            "name": name, "model": {"name": str(tiny_model)}, "compute": {"device": "cpu"}, "epochs": 3,
-            "launch": {"num_processes": 1, "threads": 1}, "batch": {"global_size": 8}, "log": {"every_steps": 1},
-            "optimizer": {"lr": 1e-3}, "eval": {"every_epochs": 2},
+            "name": name,
+            "model": {"name": str(tiny_model)},
+            "compute": {"device": "cpu"},
+            "epochs": 3,
+            "launch": {"num_processes": 1, "threads": 1},
+            "batch": {"global_size": 8},
+            "log": {"every_steps": 1},
+            "optimizer": {"lr": 1e-3},
+            "eval": {"every_epochs": 2},
             "checkpoint": {"every_steps": 3, "keep": 2, "select": "last", "every_minutes": 0.0, **checkpoint},
-        }  # fmt: skip
+        }
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "driver.py").write_text(DRIVER)
         return folder
@@ -58,9 +64,12 @@ def scene(tmp_path: Path, tiny_model: Path, tokenized: Callable[..., Any]) -> Ca
 
 def start(folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, str(folder / "driver.py"), str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env={**os.environ, "SKYTUNE_HOME": str(folder / "home")},
-    )  # fmt: skip
+        [sys.executable, str(folder / "driver.py"), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "SKYTUNE_HOME": str(folder / "home")},
+    )
 
 
 def kill_all(child: "subprocess.Popen[str]") -> None:

@@ -44,9 +44,12 @@ def bucket(s3_process: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     import boto3
 
     client = boto3.client(
-        "s3", endpoint_url=s3_process["AWS_ENDPOINT_URL"], aws_access_key_id="key", aws_secret_access_key="secret",
+        "s3",
+        endpoint_url=s3_process["AWS_ENDPOINT_URL"],
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
         region_name="us-east-1",
-    )  # fmt: skip
+    )
     client.create_bucket(Bucket="kills")
     return Bucket(client, tmp_path_factory.mktemp("scratch"))
 

@@ -161,11 +161,22 @@ def test_seed_loader_and_bucketing(runs: Any) -> None:
 def test_limits(runs: Any) -> None:
     """`max_steps`, `limit_train_batches`, `limit_eval_batches`, `eval.batch_size`; the rows scored are reported."""
     short, limited = runs(
-        {"max_steps": 3, "epochs": 50, "limit_eval_batches": 2, "eval": {"batch_size": 3}, "test": 5,
-         "schedule": {"name": "constant", "warmup_ratio": 0.5}},
-        {"epochs": 3, "limit_train_batches": 2, "eval": {"every_epochs": 0}, "optimizer": {"lr": 1e-3},
-         "schedule": {"name": "cosine", "warmup_steps": 2}},
-    )  # fmt: skip
+        {
+            "max_steps": 3,
+            "epochs": 50,
+            "limit_eval_batches": 2,
+            "eval": {"batch_size": 3},
+            "test": 5,
+            "schedule": {"name": "constant", "warmup_ratio": 0.5},
+        },
+        {
+            "epochs": 3,
+            "limit_train_batches": 2,
+            "eval": {"every_epochs": 0},
+            "optimizer": {"lr": 1e-3},
+            "schedule": {"name": "cosine", "warmup_steps": 2},
+        },
+    )
     from skytune.training.outputs import read_predictions
 
     assert (short.result["steps"], short.result["train_rows"]) == (3, 24)
@@ -226,15 +237,20 @@ def test_best_and_last_weights(runs: Any, own: str, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     common = {
-        "max_steps": 8, "eval": {"every_steps": 1}, "optimizer": {"lr": 1e-3, "clip_norm": None},
+        "max_steps": 8,
+        "eval": {"every_steps": 1},
+        "optimizer": {"lr": 1e-3, "clip_norm": None},
         "schedule": {"_target_": f"{own}.jump", "args": {"at": 4, "high": 300.0}},
-    }  # fmt: skip
+    }
     best, last, most = runs(
-        {**common, "checkpoint": {"metric": "loss"},
-         "callbacks": {"keep": {"_target_": f"{own}.KeepEvery", "folder": str(kept)}}},
+        {
+            **common,
+            "checkpoint": {"metric": "loss"},
+            "callbacks": {"keep": {"_target_": f"{own}.KeepEvery", "folder": str(kept)}},
+        },
         {**common, "checkpoint": {"metric": "loss", "select": "last"}},
         {**common, "checkpoint": {"metric": "loss", "mode": "max"}},
-    )  # fmt: skip
+    )
     assert [record["lr"] for record in steps(best)] == pytest.approx([1e-3] * 4 + [0.3] * 4)
     measured = {r["step"]: r["metrics"]["loss"] for r in best.history if r["kind"] == "validation"}
     lowest, highest = (int(f(measured, key=measured.__getitem__)) for f in (min, max))

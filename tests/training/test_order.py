@@ -11,9 +11,12 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=200).map(lambda valu
 
 
 @given(
-    lengths=LENGTHS, seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 5), size=st.integers(1, 40),
+    lengths=LENGTHS,
+    seed=st.integers(0, 2**32 - 1),
+    epoch=st.integers(0, 5),
+    size=st.integers(1, 40),
     bucket=st.sampled_from([1, 2, 50]),
-)  # fmt: skip
+)
 def test_every_epoch_is_a_permutation_in_whole_batches(
     lengths: np.ndarray, seed: int, epoch: int, size: int, bucket: int
 ) -> None:

@@ -106,9 +106,12 @@ def train(run_job: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         model = {"_target_": "greedy_own.Greedy", "args": groups.pop("model", {})}
         common = {"epochs": 2, "log": {"every_steps": 1}, "optimizer": {"lr": 1e-2}, "checkpoint": {"select": "last"}}
         return run_job(
-            rows=68, name=name, model=model, batch={"global_size": 8, "auto": auto, **(batch or {})},
+            rows=68,
+            name=name,
+            model=model,
+            batch={"global_size": 8, "auto": auto, **(batch or {})},
             **{**common, **groups},
-        )  # fmt: skip
+        )
 
     return run
 
@@ -213,9 +216,12 @@ def test_evaluations_are_computed_in_parts(train: Run, here: None) -> None:
 def test_a_process_that_may_not_grow(train: Run, forked: None, run_job: Run) -> None:
     """Memory really runs out here; four rows fit only if nothing of the attempt with eight is left."""
     done = run_job(
-        max_steps=3, model={"_target_": "greedy_own.Wide"}, batch={"global_size": 8, "auto": True},
-        callbacks={"confined": {"_target_": "greedy_own.Confined", "megabytes": 480}}, log={"every_steps": 1},
-    )  # fmt: skip
+        max_steps=3,
+        model={"_target_": "greedy_own.Wide"},
+        batch={"global_size": 8, "auto": True},
+        callbacks={"confined": {"_target_": "greedy_own.Confined", "megabytes": 480}},
+        log={"every_steps": 1},
+    )
     assert cut(done) == (4, 2, 1)
     assert len(losses(done)) == 3
     log = (done.job.logs / "rank-0.log").read_text()
@@ -244,10 +250,14 @@ def test_on_one_of_two_processes(train: Run, forked: None, two: dict[str, Any]) 
         assert says in (short.job.logs / f"rank-{rank}.log").read_text()
 
 
-@pytest.mark.parametrize(("auto", "rows", "says"), [
-    (True, 0, "a micro-batch of 1 row .* and batch.auto=true has nothing left to halve"),
-    (False, 2, "a micro-batch of 4 rows .* batch.auto=true finds one that does, batch.micro_size=2 sets it"),
-], ids=["nothing left", "not asked for"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("auto", "rows", "says"),
+    [
+        (True, 0, "a micro-batch of 1 row .* and batch.auto=true has nothing left to halve"),
+        (False, 2, "a micro-batch of 4 rows .* batch.auto=true finds one that does, batch.micro_size=2 sets it"),
+    ],
+    ids=["nothing left", "not asked for"],
+)
 def test_two_processes_end_together_in_one_line(
     train: Run, forked: None, two: dict[str, Any], auto: bool, rows: int, says: str
 ) -> None:

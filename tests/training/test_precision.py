@@ -21,8 +21,15 @@ KEPLER = Ability("cuda", "Tesla K80", fp8_lacks="Tesla K80 has none")
 VOLTA = Ability("cuda", "Tesla V100", fp16=True, fp8_lacks="Tesla V100 has none")
 AMPERE = Ability("cuda", "A100", bf16=True, fp16=True, tf32=True, fp8_lacks="A100 has none")
 HOPPER = Ability("cuda", "H100", bf16=True, fp16=True, tf32=True, fp8=True)
-DEVICES = {"cpu": CPU, "mac": MAC, "old-mac": OLD_MAC, "kepler": KEPLER, "volta": VOLTA, "ampere": AMPERE,
-           "hopper": HOPPER}  # fmt: skip
+DEVICES = {
+    "cpu": CPU,
+    "mac": MAC,
+    "old-mac": OLD_MAC,
+    "kepler": KEPLER,
+    "volta": VOLTA,
+    "ampere": AMPERE,
+    "hopper": HOPPER,
+}
 
 TABLE = {
     #        cpu     mac     old-mac kepler  volta   ampere  hopper     (! refused, ? told)

@@ -9,8 +9,13 @@ from laid import records, result, same, weights
 def test_no_validation_is_left_out(lives: Any, place: Any) -> None:
     """Stopped exactly at the end of an epoch, and there of that which is the best: the same validations, the same best
     weights as without."""
-    settings = {"rows": 40, "epochs": 3, "eval": {"every_epochs": 1}, "optimizer": {"lr": 1e-7},
-                "checkpoint": {"select": "best", "every_steps": 3}}  # fmt: skip
+    settings = {
+        "rows": 40,
+        "epochs": 3,
+        "eval": {"every_epochs": 1},
+        "optimizer": {"lr": 1e-7},
+        "checkpoint": {"select": "best", "every_steps": 3},
+    }
     calm: Path = place.lay("calm", **settings)
     assert lives.live(calm).code == 0
     assert result(calm)["best"]["step"] == 5, "of equal validations the first counts"

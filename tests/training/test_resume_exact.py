@@ -118,9 +118,11 @@ def test_nine_rows_give_nine_updates(lives: Any, place: Any) -> None:
     """Case 17 (transformers #24186, #37777): 9 rows, global batch 4 in micro-batches of 2, 3 epochs: 9 updates. Killed
     after update 4, in the middle of epoch 1: still 9, and 27 rows seen."""
     settings = {
-        "rows": 9, "epochs": 3, "batch": {"global_size": 4, "micro_size": 2},
+        "rows": 9,
+        "epochs": 3,
+        "batch": {"global_size": 4, "micro_size": 2},
         "checkpoint": {"every_steps": 1, "asynchronous": False},
-    }  # fmt: skip
+    }
     calm = place.lay("nine-calm", **settings)
     assert lives.live(calm).code == 0
     assert result(calm)["accumulation"] == 2
@@ -144,9 +146,12 @@ def test_the_schedule_does_not_know_how_many_processes_there_are(lives: Any, pla
     for first, then in ((1, 4), (2, 1), (4, 2)):
         # 16 rows in batches of 4: 25 epochs. Killed at the end of step 52, so that step 51 is on record.
         job = place.lay(
-            f"rate-{first}", rows=16, epochs=25, batch={"global_size": 4},
+            f"rate-{first}",
+            rows=16,
+            epochs=25,
+            batch={"global_size": 4},
             checkpoint={"every_steps": 50, "asynchronous": False},
-        )  # fmt: skip
+        )
         assert lives.live(job, first, SKYTUNE_TEST_END="52 kill").code == -9
         stopped = history(job)
         assert stopped[50]["lr"] > 0.5e-3

@@ -97,8 +97,10 @@ def wandb_run(folder: Path) -> dict[str, Any]:
         record.ParseFromString(data)
         if record.HasField("run"):
             found["id"], found["tags"], found["project"] = (
-                record.run.run_id, list(record.run.tags), record.run.project,
-            )  # fmt: skip
+                record.run.run_id,
+                list(record.run.tags),
+                record.run.project,
+            )
         for item in [*record.run.config.update, *record.config.update]:
             found["config"][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
         if record.HasField("history"):
@@ -136,10 +138,11 @@ def test_trackers_have_the_whole_history_across_a_resume(
     pytest.importorskip("wandb")
     wandb = {"mode": "offline", "tags": ["a", "b"], "project": "mine", "args": {"job_type": "train"}}
     settings = {
-        **RUN, "tracker": {"names": ["tensorboard", "wandb"], "dir": str(tmp_path / "seen"), "wandb": wandb},
+        **RUN,
+        "tracker": {"names": ["tensorboard", "wandb"], "dir": str(tmp_path / "seen"), "wandb": wandb},
         "checkpoint": {"store": str(tmp_path / "store"), "every_steps": 4, "keep": 99, "select": "last"},
         "extra": {"api_token": CANARY, "colour": "blue"},
-    }  # fmt: skip
+    }
     first = run_job(rows=96, **settings)
     said = capfd.readouterr().out
     assert f"tracker tensorboard: tensorboard --logdir {tmp_path}" in said
@@ -264,9 +267,13 @@ def drive(
     if server:
         env["WANDB_BASE_URL"] = server
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVE], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", DRIVE],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     assert process.stdin is not None
     process.stdin.write(json.dumps({"job": str(folder), "canary": CANARY, **given}))
     process.stdin.close()
@@ -381,11 +388,13 @@ def test_tensorboard_that_cannot_be_had_says_so_once(tmp_path: Path) -> None:
     try:
         running = {
             name: drive(
-                tmp_path / f"job-{name}", None, path=str(bare) if name == "bare" else "",
+                tmp_path / f"job-{name}",
+                None,
+                path=str(bare) if name == "bare" else "",
                 tracker={"names": ["auto" if name == "bare" else "tensorboard"], "dir": str(place)},
             )
             for name, place in cases.items()
-        }  # fmt: skip
+        }
         for name, process in running.items():
             found = driven(process, tmp_path / f"job-{name}")
             (warning,) = found["warnings"]

@@ -69,6 +69,9 @@ def test_last_values() -> None:
         {"kind": "step", "step": 2, "loss": 0.4, "lr": 0.1, "grad_norm": 2.0},
     ]
     assert last_values(records) == {
-        "train/loss": 0.4, "train/lr": 0.1, "train/grad_norm": 2.0, "validation/accuracy": 0.5
-    }  # fmt: skip
+        "train/loss": 0.4,
+        "train/lr": 0.1,
+        "train/grad_norm": 2.0,
+        "validation/accuracy": 0.5,
+    }
     assert last_values([]) == {}

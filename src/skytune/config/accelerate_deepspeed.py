@@ -11,18 +11,36 @@ from .accelerate_values import KEY, MEANINGLESS, Refused, integer, mapping, numb
 from .errors import ConfigError
 
 ZERO_OPTIONS = (
-    "allgather_partitions", "allgather_bucket_size", "overlap_comm", "reduce_scatter", "reduce_bucket_size",
-    "contiguous_gradients", "round_robin_gradients", "sub_group_size", "stage3_max_live_parameters",
-    "stage3_max_reuse_distance", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-    "stage3_module_granularity_threshold", "zero_hpz_partition_size", "zero_quantized_weights",
-    "zero_quantized_gradients", "ignore_unused_parameters", "use_multi_rank_bucket_allreduce",
-)  # fmt: skip
+    "allgather_partitions",
+    "allgather_bucket_size",
+    "overlap_comm",
+    "reduce_scatter",
+    "reduce_bucket_size",
+    "contiguous_gradients",
+    "round_robin_gradients",
+    "sub_group_size",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_module_granularity_threshold",
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+    "zero_quantized_gradients",
+    "ignore_unused_parameters",
+    "use_multi_rank_bucket_allreduce",
+)
 """Options of DeepSpeed's `zero_optimization` that are handed on as they are."""
 
 FP16_DEFAULTS = {
-    "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1,
-    "consecutive_hysteresis": False, "auto_cast": False,
-}  # fmt: skip
+    "loss_scale": 0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "min_loss_scale": 1,
+    "consecutive_hysteresis": False,
+    "auto_cast": False,
+}
 """What scales the loss here: DeepSpeed's own defaults (0.19)."""
 
 WHOLE = "the model is always saved whole, in fp32"
@@ -87,9 +105,11 @@ def _stage(found: Translated, option: str, value: Any, offload: Mapping[str, str
 def _accumulation(option: str, value: Any) -> None:
     if value not in (None, "auto") and integer(option, value) != 1:
         raise Refused(
-            option, value, "the global batch is the number that counts here: batch.global_size=N, with "
+            option,
+            value,
+            "the global batch is the number that counts here: batch.global_size=N, with "
             "batch.micro_size=M rows at once; accumulation follows (leave this at 1)",
-        )  # fmt: skip
+        )
 
 
 def _file(found: Translated, path: Path) -> None:

@@ -8,9 +8,15 @@ from .accelerate_file import Translated
 from .accelerate_values import Refused, integer, switch
 
 SHARDING = {
-    "FULL_SHARD": "full", "SHARD_GRAD_OP": "grad_op", "HYBRID_SHARD": "hybrid", "TRUE": "full", "FALSE": "grad_op",
-    "1": "full", "2": "grad_op", "4": "hybrid",
-}  # fmt: skip
+    "FULL_SHARD": "full",
+    "SHARD_GRAD_OP": "grad_op",
+    "HYBRID_SHARD": "hybrid",
+    "TRUE": "full",
+    "FALSE": "grad_op",
+    "1": "full",
+    "2": "grad_op",
+    "4": "hybrid",
+}
 """`fsdp_sharding_strategy` (a number in old files), or `fsdp_reshard_after_forward`, as `strategy.sharding`."""
 
 

@@ -26,16 +26,57 @@ SHORTEST = 12
 """Shortest value of the environment that is looked for elsewhere: a shorter one may be an ordinary word."""
 
 LAST = {
-    "token", "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd", "credential", "credentials",
-    "auth", "authorization", "bearer", "cookie", "apikey", "accesskey", "secretkey", "privatekey", "authtoken",
-}  # fmt: skip
+    "token",
+    "secret",
+    "secrets",
+    "password",
+    "passwords",
+    "passwd",
+    "passphrase",
+    "pwd",
+    "credential",
+    "credentials",
+    "auth",
+    "authorization",
+    "bearer",
+    "cookie",
+    "apikey",
+    "accesskey",
+    "secretkey",
+    "privatekey",
+    "authtoken",
+}
 KEYS = {"api", "access", "secret", "private", "signing", "encryption", "ssh", "account", "service", "master", "auth"}
 """Words before `key` that make it a secret."""
 
 OF_TEXT = {
-    "pad", "padding", "cls", "sep", "separator", "mask", "unk", "unknown", "bos", "eos", "special", "image", "video",
-    "audio", "start", "end", "begin", "stop", "first", "last", "next", "per", "decoder", "forced", "word", "new",
-}  # fmt: skip
+    "pad",
+    "padding",
+    "cls",
+    "sep",
+    "separator",
+    "mask",
+    "unk",
+    "unknown",
+    "bos",
+    "eos",
+    "special",
+    "image",
+    "video",
+    "audio",
+    "start",
+    "end",
+    "begin",
+    "stop",
+    "first",
+    "last",
+    "next",
+    "per",
+    "decoder",
+    "forced",
+    "word",
+    "new",
+}
 """Words before `token` that make it a piece of text, as tokenizers have them."""
 
 CHOSEN = ("callbacks", "eval.sets", "eval.extra_metrics")
@@ -135,10 +176,11 @@ class _Taken:
         if isinstance(value, Mapping):
             says = path not in CHOSEN
             return {
-                key: inner if key == "_target_" else
-                self._named(inner, _join(path, key), secret or (says and looks_secret(str(key))))
+                key: inner
+                if key == "_target_"
+                else self._named(inner, _join(path, key), secret or (says and looks_secret(str(key))))
                 for key, inner in value.items()
-            }  # fmt: skip
+            }
         if isinstance(value, (list, tuple)):
             return [self._named(inner, _join(path, i), secret) for i, inner in enumerate(value)]
         if not secret or value is None or isinstance(value, bool) or value == "":

@@ -100,8 +100,9 @@ def locate(target: str, key: str = "_target_") -> Any:
     raise ConfigError(f"{key}={target}: no module '{parts[0]}' (folders searched: this one and PYTHONPATH)")
 
 
-def instantiate(target: str, args: dict[str, Any], *positional: Any, offered: dict[str, Any] | None = None,
-                key: str = "_target_") -> Any:  # fmt: skip
+def instantiate(
+    target: str, args: dict[str, Any], *positional: Any, offered: dict[str, Any] | None = None, key: str = "_target_"
+) -> Any:
     """Call the object at `target` with `args`, and with those of `offered` that its signature names.
 
     `args` win over `offered`. A callable with `**kwargs` gets everything that is offered only if it names it: things

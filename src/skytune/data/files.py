@@ -12,9 +12,15 @@ from .formats import parse
 from .rows import Rows, concatenate
 
 KINDS = {
-    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
-    ".parquet": "parquet", ".pq": "parquet",
-}  # fmt: skip
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
 """File name endings (`.gz` may follow all but parquet) and how they are read."""
 
 

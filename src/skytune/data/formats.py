@@ -69,13 +69,16 @@ def _csv(data: bytes, text: str, path: str, config: DataConfig, tabs: bool) -> t
             # One thread: only then does the reader know the number of a malformed row.
             read_options=pa.csv.ReadOptions(use_threads=False, block_size=BLOCK),
             parse_options=pa.csv.ParseOptions(
-                delimiter=delimiter, quote_char=False if tabs else '"', double_quote=not tabs,
-                newlines_in_values=not tabs, invalid_row_handler=malformed,
+                delimiter=delimiter,
+                quote_char=False if tabs else '"',
+                double_quote=not tabs,
+                newlines_in_values=not tabs,
+                invalid_row_handler=malformed,
             ),
             convert_options=pa.csv.ConvertOptions(
                 column_types={name: pa.large_string() for name in wanted}, include_columns=wanted
             ),
-        )  # fmt: skip
+        )
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
     if bad and config.bad_rows is BadRows.error:

@@ -84,8 +84,10 @@ def find_classes(rows: Rows, given: list[str] | None) -> Classes:
     numbered = encode(rows, classes)
     present = np.unique(numbered)
     if len(present) < 2:
-        raise UserError(f"{rows.name}: all {len(rows):,} rows have the label '{classes.names[present[0]]}': "
-                        "a classifier needs at least two classes")  # fmt: skip
+        raise UserError(
+            f"{rows.name}: all {len(rows):,} rows have the label '{classes.names[present[0]]}': "
+            "a classifier needs at least two classes"
+        )
     return classes
 
 
@@ -142,8 +144,11 @@ def _raw(rows: Rows) -> Raw:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     try:
-        encoded = column.dictionary_encode().combine_chunks() if not pa.types.is_dictionary(column.type) else (
-            column.unify_dictionaries().combine_chunks())  # fmt: skip
+        encoded = (
+            column.dictionary_encode().combine_chunks()
+            if not pa.types.is_dictionary(column.type)
+            else (column.unify_dictionaries().combine_chunks())
+        )
     except pa.ArrowNotImplementedError as error:
         raise UserError(f"{rows.name}: labels of type {column.type} are neither names nor numbers") from error
     if isinstance(encoded, pa.ChunkedArray):
@@ -153,8 +158,10 @@ def _raw(rows: Rows) -> Raw:
     values.append(None)
     texts = [value for value in values if isinstance(value, str)]
     if texts and all(NUMBER.fullmatch(text) for text in texts):
-        values = [_value(float(v)) if isinstance(v, str) and "." in v else _value(int(v)) if isinstance(v, str) else v
-                  for v in values]  # fmt: skip
+        values = [
+            _value(float(v)) if isinstance(v, str) and "." in v else _value(int(v)) if isinstance(v, str) else v
+            for v in values
+        ]
     raw = Raw(codes, values)
     for code, value in enumerate(values):
         if isinstance(value, float):

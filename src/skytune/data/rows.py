@@ -104,8 +104,10 @@ def concatenate(parts: list[Rows], name: str) -> Rows:
         if all(column is None for column in columns):
             continue
         if any(column is None for column in columns):  # some files have labels, some have none
-            columns = [pa.chunked_array([pa.nulls(len(p), pa.large_string())]) if c is None else c
-                       for p, c in zip(parts, columns, strict=True)]  # fmt: skip
+            columns = [
+                pa.chunked_array([pa.nulls(len(p), pa.large_string())]) if c is None else c
+                for p, c in zip(parts, columns, strict=True)
+            ]
         if key == "label" and (len(kinds) > 1 or len({c.type for c in columns}) > 1):
             columns = [column.cast(pa.large_string()) for column in columns]
         setattr(whole, key, pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type))

@@ -75,10 +75,12 @@ class Source:
         # The file is sorted by label; in this fixed order every beginning has both classes.
         table = table.take(pa.array(stratified_order(table["label"].to_numpy(), 0, Purpose.packaged)))
         return Rows(
-            name=name, text=text_column(table[self.config.text], self.config.text, self.config.name),
-            label=table[self.config.label], names=SUBSET_LABELS,
+            name=name,
+            text=text_column(table[self.config.text], self.config.text, self.config.name),
+            label=table[self.config.label],
+            names=SUBSET_LABELS,
             parts=[(f"{self.config.name} ({subset})", table.num_rows)],
-        )  # fmt: skip
+        )
 
     def _hub(self, spec: str, key: str, name: str) -> Rows:
         config = self.config

@@ -21,9 +21,16 @@ DECIDES = ("select", "metric", "mode")
 """Keys of `checkpoint` that decide which weights are scored; where and how often is saved does not."""
 
 AROUND = (
-    "usd_per_hour", "region", "zone", "max_hourly_usd", "disk_size", "idle_minutes_to_autostop", "keep_on_failure",
-    "max_hours", "recovery",
-)  # fmt: skip
+    "usd_per_hour",
+    "region",
+    "zone",
+    "max_hourly_usd",
+    "disk_size",
+    "idle_minutes_to_autostop",
+    "keep_on_failure",
+    "max_hours",
+    "recovery",
+)
 """Keys of `compute` that change neither what a cell learns nor what it is computed on."""
 
 MOST = 1000

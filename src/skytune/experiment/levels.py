@@ -8,10 +8,16 @@ from ..config import BenchmarkConfig, ConfigError
 from ..config.docs import field_type
 
 KEYS = {
-    "rows": "data.max_rows", "processes": "launch.num_processes", "model": "model.name", "strategy": "strategy.name",
-    "precision": "precision", "batch": "batch.global_size", "lr": "optimizer.lr", "scale_lr": "schedule.scale_lr",
+    "rows": "data.max_rows",
+    "processes": "launch.num_processes",
+    "model": "model.name",
+    "strategy": "strategy.name",
+    "precision": "precision",
+    "batch": "batch.global_size",
+    "lr": "optimizer.lr",
+    "scale_lr": "schedule.scale_lr",
     "fast": "compute.fast",
-}  # fmt: skip
+}
 """The key that a factor sets; other factors are keys themselves."""
 
 COMPUTE = "compute"

@@ -25,10 +25,14 @@ def forget_stale(plan: Plan, store: ResultsStore) -> None:
         if row is None or row.get("status") not in FINISHED:
             continue
         ways: list[tuple[str, str, list[object], Callable[[], str]]] = [
-            (DATA, "data", [to_dict(config.data), config.eval.sets],
-             functools.partial(data.fingerprint, config.data, config.eval.sets)),
+            (
+                DATA,
+                "data",
+                [to_dict(config.data), config.eval.sets],
+                functools.partial(data.fingerprint, config.data, config.eval.sets),
+            ),
             (MODEL, "initial model", [to_dict(config.model)], functools.partial(_resolved, config)),
-        ]  # fmt: skip
+        ]
         for name, what, made_of, look in ways:
             if not row.get(name):
                 continue

@@ -116,8 +116,13 @@ def records(table: "pd.DataFrame") -> list[dict[str, Any]]:
     import pandas as pd
 
     plain = table.astype(object).where(table.notna(), None).to_dict("records")
-    return [{key: value.item() if hasattr(value, "item") else (None if value is pd.NA else value)
-             for key, value in row.items()} for row in plain]  # fmt: skip
+    return [
+        {
+            key: value.item() if hasattr(value, "item") else (None if value is pd.NA else value)
+            for key, value in row.items()
+        }
+        for row in plain
+    ]
 
 
 def read_table(path: Path) -> "pd.DataFrame":
@@ -188,5 +193,6 @@ def _levels(values: list[Any]) -> Any:
         return pd.array(values, dtype="Int64")
     if known and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known):
         return pd.array(values, dtype="Float64")
-    return pd.array([value if value is None or isinstance(value, str) else json.dumps(value) for value in values],
-                    dtype="string")  # fmt: skip
+    return pd.array(
+        [value if value is None or isinstance(value, str) else json.dumps(value) for value in values], dtype="string"
+    )

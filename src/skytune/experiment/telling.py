@@ -30,9 +30,7 @@ def plan_text(plan: Plan) -> str:
             )
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    table = [
-        "  ".join(f"{part:<{width}}" for part, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    ]
+    table = ["  ".join(f"{part:<{width}}" for part, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     seconds = [planned.forecast.seconds for planned in plan.todo if planned.forecast.seconds is not None]
     unknown = len(plan.todo) - len(seconds)
     open_ = f"; of {unknown} nothing is known" if unknown else ""

@@ -6,6 +6,16 @@ from .runs import RunFolder, decisive, run_key
 from .skypilot import SkyPilotLauncher
 
 __all__ = [
-    "Launcher", "LocalLauncher", "Outcome", "RunFolder", "SkyPilotLauncher", "checkpoint_hash", "class_names",
-    "decisive", "predict", "read_predictions", "run_key", "train",
-]  # fmt: skip
+    "Launcher",
+    "LocalLauncher",
+    "Outcome",
+    "RunFolder",
+    "SkyPilotLauncher",
+    "checkpoint_hash",
+    "class_names",
+    "decisive",
+    "predict",
+    "read_predictions",
+    "run_key",
+    "train",
+]

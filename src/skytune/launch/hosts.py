@@ -50,8 +50,11 @@ class Hosts:
                 with record.open("wb") as out:
                     child = subprocess.Popen(
                         [*SSH, "--", host, remote(rank, self.place, self.timeout)],
-                        stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True,
-                    )  # fmt: skip
+                        stdin=subprocess.PIPE,
+                        stdout=out,
+                        stderr=out,
+                        start_new_session=True,
+                    )
             except FileNotFoundError as error:
                 raise UserError("launch.hosts: there is no ssh on this machine (openssh-client)") from error
             self._running[rank] = (host, child, record)
@@ -99,10 +102,10 @@ def remote(rank: int, place: str, timeout: float) -> str:
     python, code = shlex.quote(sys.executable), shlex.quote(str(start))
     rest = shlex.join(words)
     return (
-        f"{handed}p={python}; [ -x \"$p\" ] || p=python3; "
-        f"if [ -f {code} ]; then exec \"$p\" {code} skytune.training {rest}; fi; "
-        f"exec \"$p\" -m skytune.training {rest}"
-    )  # fmt: skip
+        f'{handed}p={python}; [ -x "$p" ] || p=python3; '
+        f'if [ -f {code} ]; then exec "$p" {code} skytune.training {rest}; fi; '
+        f'exec "$p" -m skytune.training {rest}'
+    )
 
 
 def is_this_machine(host: str) -> bool:

@@ -150,9 +150,12 @@ def _take_part(channel: Channel, rank: int | None) -> int:
             job = stack.enter_context(_copied(channel, str(given["run_key"])))
         launch = job.read_job().config.launch
         log.info(
-            "node %d of %d of the run %s (%s), waiting for all to be here", nodes.rank, nodes.count, given["run_key"],
+            "node %d of %d of the run %s (%s), waiting for all to be here",
+            nodes.rank,
+            nodes.count,
+            given["run_key"],
             "its folder is shared" if shared else f"its inputs were copied to {job.root}",
-        )  # fmt: skip
+        )
         channel.patience(launch.silence_seconds)
         channel.send("ready")
         begin = channel.expect("go", "end")

@@ -123,9 +123,12 @@ def _torchrun(environ: Mapping[str, str]) -> Nodes | None:
             raise ConfigError(f"PET_NNODES={environ['PET_NNODES']}: the number of machines must be fixed")
         machines = count(environ, "PET_NNODES")
         return Nodes(
-            machines, rank(environ, "PET_NODE_RANK", machines), environ.get("PET_MASTER_ADDR", address),
-            _port(environ, "PET_MASTER_PORT", "MASTER_PORT"), "torchrun",
-        )  # fmt: skip
+            machines,
+            rank(environ, "PET_NODE_RANK", machines),
+            environ.get("PET_MASTER_ADDR", address),
+            _port(environ, "PET_MASTER_PORT", "MASTER_PORT"),
+            "torchrun",
+        )
     if {"GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= environ.keys():
         world, each = count(environ, "WORLD_SIZE"), count(environ, "LOCAL_WORLD_SIZE")
         if world % each:

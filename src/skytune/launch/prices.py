@@ -83,9 +83,13 @@ def aws_price(instance: str, spot: bool, region: str, clients: Any = None) -> fl
 
 def _on_demand(client: Any, instance: str, region: str) -> float | None:
     wanted = {
-        "instanceType": instance, "regionCode": region, "operatingSystem": "Linux", "tenancy": "Shared",
-        "preInstalledSw": "NA", "capacitystatus": "Used",
-    }  # fmt: skip
+        "instanceType": instance,
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+    }
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     found: set[float] = set()
     for page in client.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=filters):
@@ -99,8 +103,11 @@ def _on_demand(client: Any, instance: str, region: str) -> float | None:
 
 def _usd_per_hour(terms: Mapping[str, Any]) -> set[float]:
     dimensions = [one for term in terms.values() for one in term.get("priceDimensions", {}).values()]
-    usd = {float(one["pricePerUnit"]["USD"]) for one in dimensions
-           if one.get("unit") == "Hrs" and "USD" in one.get("pricePerUnit", {})}  # fmt: skip
+    usd = {
+        float(one["pricePerUnit"]["USD"])
+        for one in dimensions
+        if one.get("unit") == "Hrs" and "USD" in one.get("pricePerUnit", {})
+    }
     return {price for price in usd if price > 0}  # a product without a price of its own is listed at 0
 
 

@@ -19,9 +19,22 @@ from ..job import JobDir
 log = logging.getLogger(__name__)
 
 UNDECISIVE = (
-    "name", "pipeline", "cache", "plugins", "loader", "compute", "launch", "log", "data", "resume", "upload", "tracker",
-    "strategy", "compile", "benchmark",
-)  # fmt: skip
+    "name",
+    "pipeline",
+    "cache",
+    "plugins",
+    "loader",
+    "compute",
+    "launch",
+    "log",
+    "data",
+    "resume",
+    "upload",
+    "tracker",
+    "strategy",
+    "compile",
+    "benchmark",
+)
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
 

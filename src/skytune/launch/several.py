@@ -88,8 +88,9 @@ class Gathered(Team):
             print(
                 f"waiting for {missing} to join, at most {self.launch.nodes_timeout_seconds:g} s; on each of them:\n"
                 f"  {TOKEN}={gathering.token} python -m skytune.training join {place}",
-                file=sys.__stdout__, flush=True,
-            )  # fmt: skip
+                file=sys.__stdout__,
+                flush=True,
+            )
 
         def check() -> None:
             if stopping.asked_by is not None:

@@ -12,7 +12,24 @@ from .standin import AWAITS, NEW, stand_in
 from .tokenizer import check_vocabulary, load_tokenizer, max_length, vocabulary_size
 
 __all__ = [
-    "AWAITS", "NEW", "ModelSource", "SavedModel", "build_model", "check_vocabulary", "fetch", "hash_file",
-    "hash_values", "lacks_files", "load_config", "load_saved", "load_tokenizer", "max_length", "quiet", "resolve",
-    "save_model", "saved_model", "stand_in", "vocabulary_size",
-]  # fmt: skip
+    "AWAITS",
+    "NEW",
+    "ModelSource",
+    "SavedModel",
+    "build_model",
+    "check_vocabulary",
+    "fetch",
+    "hash_file",
+    "hash_values",
+    "lacks_files",
+    "load_config",
+    "load_saved",
+    "load_tokenizer",
+    "max_length",
+    "quiet",
+    "resolve",
+    "save_model",
+    "saved_model",
+    "stand_in",
+    "vocabulary_size",
+]

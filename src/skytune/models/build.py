@@ -139,8 +139,11 @@ def _from_target(config: ModelConfig, labels: list[str], tokenizer: Any) -> Any:
         check_vocabulary(tokenizer, model.config)
     # What `save_model` needs to write a folder that can be read again.
     model.skytune_target = {
-        "target": target, "args": config.args, "labels": labels, "vocab_size": offered.get("vocab_size"),
-    }  # fmt: skip
+        "target": target,
+        "args": config.args,
+        "labels": labels,
+        "vocab_size": offered.get("vocab_size"),
+    }
     return model
 
 
@@ -173,9 +176,14 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
             return model, awaited
         try:
             model, found = Auto.from_pretrained(
-                folder, config=values, dtype=torch.float32, use_safetensors=True, local_files_only=True,
-                ignore_mismatched_sizes=True, output_loading_info=True,
-            )  # fmt: skip
+                folder,
+                config=values,
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
         except Exception as error:
             raise UserError(f"model.name={config.name}: cannot load the weights: {first_line(error)}") from error
     new = _check_loaded(config.name, model, found)
@@ -184,8 +192,10 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
     elif trained_on and trained_on != labels:
         logger.warning(
             "model: the head of %s was trained for the classes %s and goes on as one for %s",
-            config.name, ", ".join(trained_on), ", ".join(labels),
-        )  # fmt: skip
+            config.name,
+            ", ".join(trained_on),
+            ", ".join(labels),
+        )
     return model, new
 
 

@@ -75,8 +75,14 @@ def one_line(kind: str, name: str, revision: str | None) -> Iterator[None]:
         raise UserError(f"{key}={name} has no revision '{revision}' on {endpoint()}") from error
     except errors.HFValidationError as error:
         raise UserError(f"{key}={name}: is neither a local folder nor a name on the Hub (owner/name)") from error
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.HfHubHTTPError,
-            httpx.HTTPError, ConnectionError, TimeoutError) as error:  # fmt: skip
+    except (
+        errors.OfflineModeIsEnabled,
+        errors.LocalEntryNotFoundError,
+        errors.HfHubHTTPError,
+        httpx.HTTPError,
+        ConnectionError,
+        TimeoutError,
+    ) as error:
         raise not_reachable(kind, name) from error
 
 

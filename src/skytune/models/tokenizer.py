@@ -7,9 +7,19 @@ from .quiet import quiet
 from .source import TOKENIZER, ModelSource, fetch, first_line
 
 OFFSET_FAMILIES = {
-    "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl", "xmod",
-}  # fmt: skip
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+}
 """Model types whose position numbers start behind the padding token's number: two places fewer than the table has."""
 
 NO_LIMIT = 1_000_000

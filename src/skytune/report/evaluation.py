@@ -15,9 +15,15 @@ TEXT_LIMIT = 2000
 GUO = "Guo et al., On Calibration of Modern Neural Networks, ICML 2017"
 
 
-def evaluate_split(logits: np.ndarray, labels: np.ndarray, class_names: Sequence[str], metrics: list[str],
-                   extra: dict[str, dict[str, Any]], texts: Sequence[Any] | None = None, confusions: int = 10,
-                   ) -> dict[str, Any]:  # fmt: skip
+def evaluate_split(
+    logits: np.ndarray,
+    labels: np.ndarray,
+    class_names: Sequence[str],
+    metrics: list[str],
+    extra: dict[str, dict[str, Any]],
+    texts: Sequence[Any] | None = None,
+    confusions: int = 10,
+) -> dict[str, Any]:
     """Score one split.
 
     Args:
@@ -92,8 +98,9 @@ def calibration(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS)
         sure = float(confidence[inside].mean()) if rows else None
         if accuracy is not None and sure is not None:
             error += rows / len(labels) * abs(accuracy - sure)
-        found.append({"low": number / bins, "high": (number + 1) / bins, "rows": rows, "accuracy": accuracy,
-                      "confidence": sure})  # fmt: skip
+        found.append(
+            {"low": number / bins, "high": (number + 1) / bins, "rows": rows, "accuracy": accuracy, "confidence": sure}
+        )
     return {"ece": error, "bins": found, "source": GUO}
 
 
@@ -104,8 +111,9 @@ def wilson(right: float, rows: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _mistakes(probabilities: np.ndarray, labels: np.ndarray, names: list[str], texts: Sequence[Any] | None,
-              count: int) -> list[dict[str, Any]]:  # fmt: skip
+def _mistakes(
+    probabilities: np.ndarray, labels: np.ndarray, names: list[str], texts: Sequence[Any] | None, count: int
+) -> list[dict[str, Any]]:
     predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
     wrong = np.flatnonzero(predicted != labels)
     first = wrong[np.argsort(-confidence[wrong], kind="stable")][:count]

@@ -42,9 +42,12 @@ def build_experiment_page(
     found = groups(rows)
     models = fits(rows)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+    )
     environment.filters.update(number=text.number, percent=text.percent, duration=text.duration, dollars=dollars)
     factors = list(dict.fromkeys(key.removeprefix(FACTOR) for row in rows for key in row if key.startswith(FACTOR)))
     return environment.get_template("experiment.html.jinja").render(
@@ -90,8 +93,13 @@ def _cards(rows: Sequence[Row], found: Sequence[Group], cells: int) -> list[dict
         f"{failed} failed" if failed else "",
         f"{stopped} stopped early" if stopped else "",
     ]
-    cards = [{"name": "cells done", "value": f"{len(done)} of {cells}",
-              "note": ", ".join(part for part in others if part) or "none failed"}]  # fmt: skip
+    cards = [
+        {
+            "name": "cells done",
+            "value": f"{len(done)} of {cells}",
+            "note": ", ".join(part for part in others if part) or "none failed",
+        }
+    ]
     usd, unknown = spent_in_all(rows)
     if usd is None:
         cards.append({"name": "spent", "value": text.MISSING, "note": "no price known"})
@@ -100,13 +108,17 @@ def _cards(rows: Sequence[Row], found: Sequence[Group], cells: int) -> list[dict
         cards.append({"name": "spent", "value": dollars(usd), "note": note if unknown else "all attempts counted"})
     seconds = sum(row["total_s"] for row in rows if row.get("total_s"))
     cards.append({"name": "paid time", "value": text.duration(seconds), "note": "of all cells, one after the other"})
-    best = max((group for group in found if group.mean("accuracy") is not None),
-               key=lambda group: group.mean("accuracy") or 0.0, default=None)  # fmt: skip
+    best = max(
+        (group for group in found if group.mean("accuracy") is not None),
+        key=lambda group: group.mean("accuracy") or 0.0,
+        default=None,
+    )
     if best is not None:
         count = len(best.values["accuracy"])
         over = "one seed" if count == 1 else f"mean of {count} seeds"
-        cards.append({"name": "best accuracy", "value": text.number(best.mean("accuracy")),
-                      "note": f"{best.label}; {over}"})  # fmt: skip
+        cards.append(
+            {"name": "best accuracy", "value": text.number(best.mean("accuracy")), "note": f"{best.label}; {over}"}
+        )
     return cards
 
 

@@ -122,16 +122,30 @@ def phase_shares(training: dict[str, Any]) -> list[dict[str, Any]]:
         hourly = attempts[-1].get("hourly_usd") if attempts else None
         return "" if hourly is None else dollars(seconds / 3600 * hourly)
 
-    return [{"name": name, "time": text.duration(value), "share": value / total if total else 0.0,
-             "usd": paid(name, value)} for name, value in phases.items()]  # fmt: skip
+    return [
+        {"name": name, "time": text.duration(value), "share": value / total if total else 0.0, "usd": paid(name, value)}
+        for name, value in phases.items()
+    ]
 
 
 def key_settings(config: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the few settings that people look for first."""
     rows = []
-    for key in ("seed", "epochs", "max_steps", "batch.global_size", "optimizer.name", "optimizer.lr",
-                "optimizer.weight_decay", "optimizer.clip_norm", "schedule.name", "schedule.warmup_ratio",
-                "schedule.warmup_steps", "data.fraction", "data.max_rows"):  # fmt: skip
+    for key in (
+        "seed",
+        "epochs",
+        "max_steps",
+        "batch.global_size",
+        "optimizer.name",
+        "optimizer.lr",
+        "optimizer.weight_decay",
+        "optimizer.clip_norm",
+        "schedule.name",
+        "schedule.warmup_ratio",
+        "schedule.warmup_steps",
+        "data.fraction",
+        "data.max_rows",
+    ):
         value: Any = config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None

@@ -88,8 +88,10 @@ def _devices(series: Scaling) -> str:
     share = series.efficiency[-1]
     where = f"{series.label}: " if series.label else ""
     short = next((i for i, value in enumerate(series.efficiency) if value < LITTLE), None)
-    text_ = (f"{where}{count} devices are {last:.2f} times as fast as {series.devices[0]} "
-             f"({text.percent(share, 0)} of the ideal)")  # fmt: skip
+    text_ = (
+        f"{where}{count} devices are {last:.2f} times as fast as {series.devices[0]} "
+        f"({text.percent(share, 0)} of the ideal)"
+    )
     first, most = series.groups[0].mean("usd_per_1000_samples"), series.groups[-1].mean("usd_per_1000_samples")
     if first and most:
         text_ += f"; 1,000 rows then cost {dollars(most)} instead of {dollars(first)}"
@@ -110,8 +112,9 @@ def _along(found: Sequence[Group], factor: str) -> list[tuple[dict[str, Any], li
             known = series.setdefault(others, {})
             if level not in known or group.count > known[level].count:
                 known[level] = group
-    return [(dict(others), [known[level] for level in sorted(known)]) for others, known in series.items()
-            if len(known) > 1]  # fmt: skip
+    return [
+        (dict(others), [known[level] for level in sorted(known)]) for others, known in series.items() if len(known) > 1
+    ]
 
 
 def _steps(factor: str, others: Mapping[str, Any], ordered: Sequence[Group]) -> list[str]:
@@ -126,8 +129,10 @@ def _steps(factor: str, others: Mapping[str, Any], ordered: Sequence[Group]) -> 
     noise = _noise(first, last)
     fewer, more = (number_in(group.levels[factor]) for group in (first, last))
     verb = "gains" if change >= 0 else "loses"
-    text_ = (f"{more:,} {noun} instead of {fewer:,}{where} {verb} {abs(change):.1f} "
-             f"points of accuracy{noise} at {took / began:.2f} times the time")  # fmt: skip
+    text_ = (
+        f"{more:,} {noun} instead of {fewer:,}{where} {verb} {abs(change):.1f} "
+        f"points of accuracy{noise} at {took / began:.2f} times the time"
+    )
     if factor == "rows" and len(ordered) > 2:
         gains = [(b.mean("accuracy") or 0) - (a.mean("accuracy") or 0) for a, b in pairwise(ordered)]
         low = next((i for i in range(1, len(gains)) if gains[i] < LITTLE * gains[0]), None)
@@ -153,8 +158,10 @@ def _scaling_rules(found: Sequence[Group]) -> list[str]:
             if name == "none" or value is None or group.row["peak_lr"] == plain.row["peak_lr"]:
                 continue  # at the reference batch the rule changes nothing
             change = 100 * (value - (plain.mean("accuracy") or 0))
-            told.append(f"{said(dict(others))}: scale_lr={name} {'gives back' if change >= 0 else 'costs'} "
-                        f"{abs(change):.1f} points of accuracy{_noise(plain, group)}.")  # fmt: skip
+            told.append(
+                f"{said(dict(others))}: scale_lr={name} {'gives back' if change >= 0 else 'costs'} "
+                f"{abs(change):.1f} points of accuracy{_noise(plain, group)}."
+            )
     return told
 
 

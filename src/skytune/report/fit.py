@@ -118,8 +118,9 @@ def nearest(found: Mapping[tuple[str, ...], Fit], row: Row) -> Fit | None:
     group = group_of(row)
     if group in found:
         return found[group]
-    close = [fit for other, fit in found.items()
-             if all(a == b or a in UNKNOWN for a, b in zip(group, other, strict=True))]  # fmt: skip
+    close = [
+        fit for other, fit in found.items() if all(a == b or a in UNKNOWN for a, b in zip(group, other, strict=True))
+    ]
     return close[0] if len(close) == 1 else None
 
 

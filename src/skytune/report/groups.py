@@ -18,9 +18,17 @@ DEVICES = ("compute", "processes")
 """Factors that change how many devices there are."""
 
 NUMBERS = (
-    "total_s", "train_s", "usd_total", "usd_per_1000_samples", "samples_per_s", "steady_samples_per_s", "accuracy",
-    "f1", "mfu", "loss",
-)  # fmt: skip
+    "total_s",
+    "train_s",
+    "usd_total",
+    "usd_per_1000_samples",
+    "samples_per_s",
+    "steady_samples_per_s",
+    "accuracy",
+    "f1",
+    "mfu",
+    "loss",
+)
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,14 @@ def varying(found: Iterable[Group]) -> list[Group]:
         for name, level in group.levels.items():
             seen.setdefault(name, set()).add(str(level))
     return [
-        Group({name: level for name, level in group.levels.items() if len(seen[name]) > 1}, group.row, group.values,
-              group.count)
+        Group(
+            {name: level for name, level in group.levels.items() if len(seen[name]) > 1},
+            group.row,
+            group.values,
+            group.count,
+        )
         for group in found
-    ]  # fmt: skip
+    ]
 
 
 def said(levels: Mapping[str, Any], without: Iterable[str] = ()) -> str:

@@ -9,8 +9,13 @@ from markupsafe import Markup, escape
 
 from .sketch import GRID, INK, MUTED, SERIES, SURFACE, Entry, Sketch
 
-VARIABLES = {**{color: f"var(--s{i})" for i, color in enumerate(SERIES, 1)}, INK: "var(--ink)", MUTED: "var(--muted)",
-             GRID: "var(--grid)", SURFACE: "var(--surface)"}  # fmt: skip
+VARIABLES = {
+    **{color: f"var(--s{i})" for i, color in enumerate(SERIES, 1)},
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    SURFACE: "var(--surface)",
+}
 
 GLYPHS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}
 """Markers as letters, for the legend."""
@@ -28,12 +33,22 @@ def drawn(label: str, draw: Callable[[Sketch], None]) -> Markup:
     from matplotlib.figure import Figure
 
     settings = {
-        "svg.fonttype": "none", "svg.hashsalt": label, "font.size": 12, "font.family": "sans-serif",
-        "axes.edgecolor": GRID, "axes.labelcolor": MUTED, "axes.grid": True, "grid.color": GRID, "text.color": INK,
-        "xtick.color": MUTED, "ytick.color": MUTED, "axes.spines.top": False, "axes.spines.right": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": label,
+        "font.size": 12,
+        "font.family": "sans-serif",
+        "axes.edgecolor": GRID,
+        "axes.labelcolor": MUTED,
+        "axes.grid": True,
+        "grid.color": GRID,
+        "text.color": INK,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
         "axes.axisbelow": True,
         "text.parse_math": False,  # a name with dollars in it is no formula
-    }  # fmt: skip
+    }
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(WIDE, TALL), dpi=72, layout="constrained")
         figure.patch.set_alpha(0)
@@ -72,8 +87,12 @@ def _inlined(svg: str, label: str) -> Markup:
     """Return matplotlib's file as an element of a page: no declarations, the page's colours and letters."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
-    svg = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>',
-                 lambda m: f'<svg viewBox="{m[1]}" role="img" aria-label="{escape(label)}">', svg, count=1)  # fmt: skip
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]+)"[^>]*>',
+        lambda m: f'<svg viewBox="{m[1]}" role="img" aria-label="{escape(label)}">',
+        svg,
+        count=1,
+    )
     for color, variable in VARIABLES.items():
         svg = svg.replace(color, variable)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)

@@ -16,9 +16,17 @@ MOST_CLASSES = 40
 """With more classes than this a confusion matrix cannot be read; the most frequent confusions are listed instead."""
 
 
-def build_report(*, title: str, training: dict[str, Any], history: list[dict[str, Any]],
-                 evaluations: dict[str, dict[str, Any]], config: dict[str, Any], data_notes: dict[str, Any],
-                 labels: Sequence[str], links: dict[str, str]) -> str:  # fmt: skip
+def build_report(
+    *,
+    title: str,
+    training: dict[str, Any],
+    history: list[dict[str, Any]],
+    evaluations: dict[str, dict[str, Any]],
+    config: dict[str, Any],
+    data_notes: dict[str, Any],
+    labels: Sequence[str],
+    links: dict[str, str],
+) -> str:
     """Return the page. It is read well at 500 and at 1400 pixels, in light and in dark, and inside an iframe.
 
     Args:
@@ -33,9 +41,12 @@ def build_report(*, title: str, training: dict[str, Any], history: list[dict[str
     """
     headline = "test" if "test" in evaluations else next(iter(evaluations), None)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+    )
     environment.filters.update(number=text.number, percent=text.percent, words=text.words)
     rest = [name for name in evaluations if name != headline]
     ordered = {name: evaluations[name] for name in ([headline] if headline else []) + rest}
@@ -43,8 +54,11 @@ def build_report(*, title: str, training: dict[str, Any], history: list[dict[str
         title=title,
         subtitle=_subtitle(training, labels, config),
         cards=headline_cards(training, evaluations[headline] if headline else None, headline),
-        links={name: {"text": str(value), "web": str(value).startswith(("http://", "https://"))}
-               for name, value in links.items() if value},
+        links={
+            name: {"text": str(value), "web": str(value).startswith(("http://", "https://"))}
+            for name, value in links.items()
+            if value
+        },
         metric_names=_metric_names(evaluations, len(labels)),
         evaluations={name: _view(found) for name, found in ordered.items()},
         charts=_charts(history, training),
@@ -55,7 +69,7 @@ def build_report(*, title: str, training: dict[str, Any], history: list[dict[str
         settings=key_settings(config),
         config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100) if config else "",
         versions=training.get("versions") or {},
-    )  # fmt: skip
+    )
 
 
 def _subtitle(training: dict[str, Any], labels: Sequence[str], config: dict[str, Any]) -> str:
@@ -120,8 +134,9 @@ def _charts(history: list[dict[str, Any]], training: dict[str, Any]) -> list[dic
 
     def chart(heading: str, series: list[Series], note: str = "", **options: Any) -> None:
         if any(text.is_number(value) for line in series for value in line.y):
-            charts.append({"heading": heading, "series": series, "note": note,
-                           "svg": line_chart(series, heading, **options)})  # fmt: skip
+            charts.append(
+                {"heading": heading, "series": series, "note": note, "svg": line_chart(series, heading, **options)}
+            )
 
     def single(heading: str, key: str, note: str, smooth: bool = True) -> None:
         line = Series(heading, at, column(key), smooth=smooth)

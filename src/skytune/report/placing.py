@@ -41,13 +41,19 @@ class Box:
 
     def meets(self, other: "Box", margin: float = 0.0) -> bool:
         """Return whether they overlap, or are no further apart than `margin`."""
-        return (self.left <= other.right + margin and other.left <= self.right + margin
-                and self.bottom <= other.top + margin and other.bottom <= self.top + margin)  # fmt: skip
+        return (
+            self.left <= other.right + margin
+            and other.left <= self.right + margin
+            and self.bottom <= other.top + margin
+            and other.bottom <= self.top + margin
+        )
 
     def holds(self, point: Point, margin: float = 0.0) -> bool:
         """Return whether a point lies inside, or no further away than `margin`."""
-        return (self.left - margin <= point[0] <= self.right + margin
-                and self.bottom - margin <= point[1] <= self.top + margin)  # fmt: skip
+        return (
+            self.left - margin <= point[0] <= self.right + margin
+            and self.bottom - margin <= point[1] <= self.top + margin
+        )
 
 
 def place(
@@ -80,15 +86,27 @@ def _candidates(note: Note) -> list[Box]:
     for away in AWAY:
         right, left, middle = x + away, x - away - note.width, x - note.width / 2
         above, below, level = y + away, y - away - note.height, y - note.height / 2
-        for corner in ((right, above - 3), (left, above - 3), (right, below + 3), (left, below + 3), (middle, above),
-                       (middle, below), (right, level), (left, level)):  # fmt: skip
+        for corner in (
+            (right, above - 3),
+            (left, above - 3),
+            (right, below + 3),
+            (left, below + 3),
+            (middle, above),
+            (middle, below),
+            (right, level),
+            (left, level),
+        ):
             found.append(Box(corner[0], corner[1], corner[0] + note.width, corner[1] + note.height))
     return found
 
 
 def _within(box: Box, area: Box) -> bool:
-    return (box.left >= area.left and box.right <= area.right and box.bottom >= area.bottom
-            and box.top <= area.top + box.top - box.bottom)  # a line of text above is free  # fmt: skip
+    return (
+        box.left >= area.left
+        and box.right <= area.right
+        and box.bottom >= area.bottom
+        and box.top <= area.top + box.top - box.bottom
+    )  # a line of text above is free
 
 
 def _along(line: Sequence[Point]) -> list[Point]:

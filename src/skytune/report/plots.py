@@ -52,8 +52,14 @@ def line_chart(series: Sequence[Series], label: str, *, zero: bool = False, mark
     """
     points = [(x, y) for line in series for x, y in zip(line.x, line.y, strict=True) if is_number(y)]
     if not points:
-        return _svg(label, [Markup('<text x="{}" y="{}" class="tick" text-anchor="middle">no values</text>').format(
-            WIDTH / 2, HEIGHT / 2)])  # fmt: skip
+        return _svg(
+            label,
+            [
+                Markup('<text x="{}" y="{}" class="tick" text-anchor="middle">no values</text>').format(
+                    WIDTH / 2, HEIGHT / 2
+                )
+            ],
+        )
     xs, ys = [p[0] for p in points], [float(p[1]) for p in points if p[1] is not None]
     x_ticks, y_ticks = ticks(min(0.0, min(xs)), max(xs), 5, whole=True), ticks(0 if zero else min(ys), max(ys), 5)
     x_low, x_high = min(0.0, min(xs)), max(max(xs), 1)
@@ -67,8 +73,12 @@ def line_chart(series: Sequence[Series], label: str, *, zero: bool = False, mark
     parts = _axes(place, x_ticks, y_ticks, x_low, "optimizer step")
     if mark is not None and x_low <= mark <= x_high:
         x, _ = place(mark, y_low)
-        parts.append(Markup('<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"><title>selected weights: '
-                            "step {3:.0f}</title></line>").format(x, TOP, HEIGHT - BOTTOM, mark))  # fmt: skip
+        parts.append(
+            Markup(
+                '<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"><title>selected weights: '
+                "step {3:.0f}</title></line>"
+            ).format(x, TOP, HEIGHT - BOTTOM, mark)
+        )
     for line in series:
         x_values, y_values = _thinned(line.x, line.y)
         if line.smooth and len(x_values) > SMOOTH_FROM:
@@ -81,9 +91,12 @@ def line_chart(series: Sequence[Series], label: str, *, zero: bool = False, mark
             if y is not None and is_number(y):
                 across, up = place(x, y)
                 seen = "dot" if line.dots or alone else "dot hidden"
-                parts.append(Markup('<circle class="{} s{}" cx="{:.1f}" cy="{:.1f}" r="4"><title>{} at step {:.0f}: {}'
-                                    "</title></circle>").format(seen, line.color, across, up, line.name, x,
-                                                                number(y, 4)))  # fmt: skip
+                parts.append(
+                    Markup(
+                        '<circle class="{} s{}" cx="{:.1f}" cy="{:.1f}" r="4"><title>{} at step {:.0f}: {}'
+                        "</title></circle>"
+                    ).format(seen, line.color, across, up, line.name, x, number(y, 4))
+                )
     return _svg(label, parts)
 
 
@@ -117,16 +130,21 @@ def reliability_chart(bins: Sequence[dict[str, Any]]) -> Markup:
         _, top = place(0, found["accuracy"])
         _, sure = place(0, found["confidence"])
         tall = strip * found["rows"] / most
-        note = (f"confidence {percent(found['low'], 0)} to {percent(found['high'], 0)}: {found['rows']:,} rows, mean "
-                f"confidence {percent(found['confidence'])}, accuracy {percent(found['accuracy'])}")  # fmt: skip
+        note = (
+            f"confidence {percent(found['low'], 0)} to {percent(found['high'], 0)}: {found['rows']:,} rows, mean "
+            f"confidence {percent(found['confidence'])}, accuracy {percent(found['accuracy'])}"
+        )
         box = '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
-        parts.append(Markup("<g><title>{}</title>{}{}{}</g>").format(
-            note,
-            Markup(box).format("bar s1", left + 1, top, right - left - 2, max(0.0, floor - top)),
-            Markup(box).format("bar rows", left + 1, floor + 4 + strip - tall, right - left - 2, tall),
-            Markup('<line class="sure s2" x1="{0:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{2:.1f}"/>').format(
-                left + 1, right - 1, sure),
-        ))  # fmt: skip
+        parts.append(
+            Markup("<g><title>{}</title>{}{}{}</g>").format(
+                note,
+                Markup(box).format("bar s1", left + 1, top, right - left - 2, max(0.0, floor - top)),
+                Markup(box).format("bar rows", left + 1, floor + 4 + strip - tall, right - left - 2, tall),
+                Markup('<line class="sure s2" x1="{0:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{2:.1f}"/>').format(
+                    left + 1, right - 1, sure
+                ),
+            )
+        )
     start, end = place(0, 0), place(1, 1)
     parts.append(Markup('<line class="mark" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(*start, *end))
     parts.append(
@@ -202,19 +220,26 @@ def _axes(place: Any, x_ticks: list[float], y_ticks: list[float], x_low: float, 
         parts.append(
             Markup('<line class="{}" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(kind, LEFT, WIDTH - RIGHT, y, y)
         )
-        parts.append(Markup('<text class="tick" text-anchor="end" x="{}" y="{:.1f}">{}</text>').format(
-            LEFT - 6, y + 4, tick(value, y_step)))  # fmt: skip
+        parts.append(
+            Markup('<text class="tick" text-anchor="end" x="{}" y="{:.1f}">{}</text>').format(
+                LEFT - 6, y + 4, tick(value, y_step)
+            )
+        )
     for value in x_ticks:
         x, _ = place(value, y_ticks[0])
-        parts.append(Markup('<text class="tick" text-anchor="middle" x="{:.1f}" y="{}">{}</text>').format(
-            x, HEIGHT - BOTTOM + 16, tick(value, 1)))  # fmt: skip
+        parts.append(
+            Markup('<text class="tick" text-anchor="middle" x="{:.1f}" y="{}">{}</text>').format(
+                x, HEIGHT - BOTTOM + 16, tick(value, 1)
+            )
+        )
     parts.append(_x_label(x_label))
     return parts
 
 
 def _x_label(text: str) -> Markup:
     return Markup('<text class="tick" text-anchor="middle" x="{}" y="{}">{}</text>').format(
-        LEFT + (WIDTH - LEFT - RIGHT) / 2, HEIGHT - 4, text)  # fmt: skip
+        LEFT + (WIDTH - LEFT - RIGHT) / 2, HEIGHT - 4, text
+    )
 
 
 def _svg(label: str, parts: Sequence[Markup]) -> Markup:

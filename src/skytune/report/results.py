@@ -11,8 +11,11 @@ from skytune.config import UserError
 from skytune.job import write_json
 
 
-def write_results(folder: str | os.PathLike[str], evaluations: Mapping[str, Mapping[str, Any]],
-                  fingerprint: str | Mapping[str, str] | None = None) -> list[Path]:  # fmt: skip
+def write_results(
+    folder: str | os.PathLike[str],
+    evaluations: Mapping[str, Mapping[str, Any]],
+    fingerprint: str | Mapping[str, str] | None = None,
+) -> list[Path]:
     """Write `<name>_results.json` for every evaluated split (`validation_results.json`, `test_results.json`, ...).
 
     Each holds `split`, `n_rows`, `metrics`, `classes`, `confusion`, `calibration_error`, `data_fingerprint` and

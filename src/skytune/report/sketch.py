@@ -50,8 +50,16 @@ class Sketch:
     def points(self, points: Sequence[Point], index: int, label: str = "") -> None:
         """Draw points in the colour and with the marker of a series; equal labels share an entry of the legend."""
         color, marker = style(index)
-        self.axes.plot(*_columns(points), linestyle="none", marker=marker, markersize=7.5, color=color, zorder=3,
-                       markeredgecolor=SURFACE, markeredgewidth=0.8)  # fmt: skip
+        self.axes.plot(
+            *_columns(points),
+            linestyle="none",
+            marker=marker,
+            markersize=7.5,
+            color=color,
+            zorder=3,
+            markeredgecolor=SURFACE,
+            markeredgewidth=0.8,
+        )
         self._points += points
         self._entry(Entry(label, color, marker))
 
@@ -63,8 +71,9 @@ class Sketch:
         if steps:
             corners = [(after[0], before[1]) for before, after in pairwise(points)]
             points = [point for pair in zip(points, corners, strict=False) for point in pair] + points[-1:]
-        self.axes.plot(*_columns(points), color=color, linestyle="--" if dashed else "-",
-                       linewidth=1 if dashed else 1.4, zorder=2)  # fmt: skip
+        self.axes.plot(
+            *_columns(points), color=color, linestyle="--" if dashed else "-", linewidth=1 if dashed else 1.4, zorder=2
+        )
         self._lines.append(points)
         self._entry(Entry(label, color, dashed=dashed))
 

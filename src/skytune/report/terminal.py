@@ -11,9 +11,18 @@ WIDEST = 100
 LABEL = 13
 
 
-def summary(*, metrics: dict[str, Any], training: dict[str, Any], model_path: str, dashboard: str | None, cached: bool,
-            examples: list[str], run_folder: str, report: str | None = None,
-            trackers: dict[str, str] | None = None) -> str:  # fmt: skip
+def summary(
+    *,
+    metrics: dict[str, Any],
+    training: dict[str, Any],
+    model_path: str,
+    dashboard: str | None,
+    cached: bool,
+    examples: list[str],
+    run_folder: str,
+    report: str | None = None,
+    trackers: dict[str, str] | None = None,
+) -> str:
     """Return what a person wants to know when the prompt comes back; no colour codes, so that it can be piped.
 
     Args:

@@ -58,7 +58,7 @@ def names_of(stack: str, account: "Account", bucket: str | None) -> "Names":
     given = checked_bucket(bucket) if bucket else None
     return Names(
         stack=stack, account=account.id, region=account.region, partition=account.partition, given_bucket=given
-    )  # fmt: skip
+    )
 
 
 def described(stack: "Registered") -> str:

@@ -35,8 +35,11 @@ def check(asked: Asked) -> int:
         print(line(finding), flush=True)
 
     way = f"`python src/stack.py register {asked.name}`"
-    show(Finding(Level.ok, "stack", described(found)) if found else
-         Finding(Level.fail, "stack", f"{asked.name} is not registered in ZenML", way))  # fmt: skip
+    show(
+        Finding(Level.ok, "stack", described(found))
+        if found
+        else Finding(Level.fail, "stack", f"{asked.name} is not registered in ZenML", way)
+    )
     try:
         account = accounts.connect(region)
     except UserError as error:

@@ -82,9 +82,13 @@ def all_reduce(backend: str = "gloo", processes: int = 2, timeout: float = REDUC
     name, start = f"{processes} x {backend}", time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
-            module_command(f"{__package__}.allreduce", backend, processes=processes), env=environment(processes, 1),
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            module_command(f"{__package__}.allreduce", backend, processes=processes),
+            env=environment(processes, 1),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             code: int | None = child.wait(timeout)
         except subprocess.TimeoutExpired:

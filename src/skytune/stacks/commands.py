@@ -112,9 +112,10 @@ def _refuse_moving(stack: "Registered", own: "Names") -> None:
         UserError: the account, the region or the bucket is another one.
     """
     for kind, old, new in (
-        ("account", stack.account, own.account), ("region", stack.region, own.region),
+        ("account", stack.account, own.account),
+        ("region", stack.region, own.region),
         ("bucket", stack.bucket, own.bucket),
-    ):  # fmt: skip
+    ):
         if old != new:
             raise UserError(
                 f"stack {stack.name} is registered with {kind} {old}, not {new}: `python src/stack.py destroy "
@@ -124,13 +125,15 @@ def _refuse_moving(stack: "Registered", own: "Names") -> None:
 
 def _next(asked: Asked, names: "Names", file: files.StackFile) -> str:
     machine = "" if file.compute else " compute=4xa10g"
-    return "\n".join([
-        "next:",
-        f"  python src/stack.py check {asked.name}{'' if file.compute else ' --compute 4xa10g'}",
-        f"  zenml stack set {asked.name}",
-        f"  python src/run.py{machine}",
-        f"checkpoints go to {names.store}, unless a run says checkpoint.store=",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "next:",
+            f"  python src/stack.py check {asked.name}{'' if file.compute else ' --compute 4xa10g'}",
+            f"  zenml stack set {asked.name}",
+            f"  python src/run.py{machine}",
+            f"checkpoints go to {names.store}, unless a run says checkpoint.store=",
+        ]
+    )
 
 
 def _agreed(names: "Names", delete_data: bool) -> bool:

@@ -49,9 +49,11 @@ def examine() -> Iterator[Finding]:
         reduced = pool.submit(_safely, "2 x gloo", checks.all_reduce)
         asked = pool.submit(_safely, "hub", checks.hub)
         for name, check in (
-            ("python", versions.python_version), ("versions", versions.versions), ("demo", versions.demo),
+            ("python", versions.python_version),
+            ("versions", versions.versions),
+            ("demo", versions.demo),
             ("devices", checks.devices),
-        ):  # fmt: skip
+        ):
             yield from _safely(name, check)
         yield from reduced.result()
         yield from _safely("nccl", _nccl)
@@ -78,8 +80,11 @@ def zenml() -> list[Finding]:
     runs = client.list_pipeline_runs(size=1).total
     found = [Finding(Level.ok, "zenml", f"{version}, {runs} run{'s' * (runs != 1)} in {address}")]
     stack = client.active_stack_model
-    parts = [f"{kind.value.replace('_', ' ')} {component.flavor_name}" for kind, those in stack.components.items()
-             for component in those]  # fmt: skip
+    parts = [
+        f"{kind.value.replace('_', ' ')} {component.flavor_name}"
+        for kind, those in stack.components.items()
+        for component in those
+    ]
     found.append(Finding(Level.ok, "stack", f"{stack.name}: {', '.join(sorted(parts))}"))
     found += checks.disk("zenml", Path(GlobalConfiguration().local_stores_path), "ZENML_LOCAL_STORES_PATH")
     connected = store.type == StoreType.REST

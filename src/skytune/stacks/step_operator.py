@@ -73,10 +73,13 @@ class SkyPilotStepOperator(BaseStepOperator):
         _children[str(info.step_run_id)] = _Child(
             subprocess.Popen(
                 [sys.executable, str(START), CHILD, *words],
-                env=env, stdin=subprocess.DEVNULL, pass_fds=[heard], start_new_session=True,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[heard],
+                start_new_session=True,
             ),
             held,
-        )  # fmt: skip
+        )
         os.close(heard)
 
     def get_status(self, step_run: "StepRunResponse") -> ExecutionStatus:

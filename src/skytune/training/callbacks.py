@@ -36,9 +36,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOMENTS = (
-    "on_run_start", "on_epoch_start", "on_step_end", "on_validation_end", "on_checkpoint_saved", "on_exception",
-    "on_run_end", "on_model_saved",
-)  # fmt: skip
+    "on_run_start",
+    "on_epoch_start",
+    "on_step_end",
+    "on_validation_end",
+    "on_checkpoint_saved",
+    "on_exception",
+    "on_run_end",
+    "on_model_saved",
+)
 UNWINDING = ("on_exception", "on_run_end")
 """Moments at which the callbacks are called in reverse order."""
 

@@ -70,23 +70,35 @@ class Checkpoints(Callback):
         if self.strategy.sharded:
             refuse_unshared(self.world, self.store, self.strategy.name)
             self.writer = ShardWriter(
-                self.store, Board(self.world.rank, self.world.size), keep=settings.keep,
-                max_wait_seconds=settings.stall_seconds, decisive=self.decisive, lease=self.lease,
+                self.store,
+                Board(self.world.rank, self.world.size),
+                keep=settings.keep,
+                max_wait_seconds=settings.stall_seconds,
+                decisive=self.decisive,
+                lease=self.lease,
                 own=self.strategy.own_files,
-            )  # fmt: skip
+            )
         elif self.world.main:
             self.writer = Writer(
-                self.store, keep=settings.keep, max_wait_seconds=settings.stall_seconds, decisive=self.decisive,
-                world_size=self.world.size, lease=self.lease,
-            )  # fmt: skip
+                self.store,
+                keep=settings.keep,
+                max_wait_seconds=settings.stall_seconds,
+                decisive=self.decisive,
+                world_size=self.world.size,
+                lease=self.lease,
+            )
 
     def _open(self, launch: str) -> None:
         expiry = self.config.checkpoint.lease_seconds
         self.store.check_writable()
         self.lease = acquire(
-            self.store, launch, expiry_seconds=expiry or None, heartbeat_seconds=expiry / 4 or None,
-            wait_seconds=float("inf"), say=lambda line: log.warning("%s", line),
-        )  # fmt: skip
+            self.store,
+            launch,
+            expiry_seconds=expiry or None,
+            heartbeat_seconds=expiry / 4 or None,
+            wait_seconds=float("inf"),
+            say=lambda line: log.warning("%s", line),
+        )
         if not self.lease.atomic:
             log.warning("%s: the store cannot lock: never start this run twice at one moment", self.store.location)
         self.store.guard = self.lease.check
@@ -178,9 +190,14 @@ class Checkpoints(Callback):
         tensors, documents = self.snapshot.take()
         if self.writer is not None:
             self.stall_seconds += self.writer.submit(
-                run.step, tensors, self.snapshot.state(run), documents=documents, best=self.snapshot.best.steps,
-                wait=wait, must=must,
-            )  # fmt: skip
+                run.step,
+                tensors,
+                self.snapshot.state(run),
+                documents=documents,
+                best=self.snapshot.best.steps,
+                wait=wait,
+                must=must,
+            )
 
     def _all_ready(self, run: Run) -> bool:
         """Return whether no process is busy with an earlier save (collective); else all of them skip this one."""
@@ -258,8 +275,11 @@ class Checkpoints(Callback):
                     continue
                 log.info(
                     "checkpoint: step %d saved (%.0f MB in %.1f s, training held up %.2f s)",
-                    event.step, event.bytes / 1e6, event.seconds, event.stall_seconds,
-                )  # fmt: skip
+                    event.step,
+                    event.bytes / 1e6,
+                    event.seconds,
+                    event.stall_seconds,
+                )
                 if event.warning:
                     log.warning("%s", event.warning)
                 run.saved_step, run.saved_url = event.step, event.location

@@ -41,8 +41,13 @@ class EarlyStopping(Callback):
                 since = f"is no better than {self.best} (step {self.step})" if self.step else "never was a number"
                 log.info(
                     "early stopping after step %d of %d: %s %s, %d validation%s in a row",
-                    run.step, run.total_steps, self.metric, since, self.count, "s" if self.count > 1 else "",
-                )  # fmt: skip
+                    run.step,
+                    run.total_steps,
+                    self.metric,
+                    since,
+                    self.count,
+                    "s" if self.count > 1 else "",
+                )
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

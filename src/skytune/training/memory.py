@@ -162,9 +162,14 @@ class Attempts:
             log.warning(
                 "out of memory in step %d on %d of %d processes: micro-batch %d instead of %d, accumulation %d; the "
                 "global batch stays %d",
-                run.step + 1, failed, run.world.size, run.micro_batch, tried, -(-share // run.micro_batch),
+                run.step + 1,
+                failed,
+                run.world.size,
+                run.micro_batch,
+                tried,
+                -(-share // run.micro_batch),
                 run.config.batch.global_size,
-            )  # fmt: skip
+            )
 
     def _alone(self) -> AbstractContextManager[None]:
         alone = self.strategy.alone() if self.auto else None

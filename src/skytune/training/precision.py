@@ -72,9 +72,14 @@ def ability(kind: str, index: int | None = None) -> Ability:
     elif importlib.util.find_spec("torchao") is None:
         lacks = "the package torchao is not installed"
     return Ability(
-        "cuda", name, bf16=torch.cuda.is_bf16_supported(including_emulation=False), fp16=version >= (6, 0),
-        tf32=version >= (8, 0) and not rocm, fp8=not lacks, fp8_lacks=lacks,
-    )  # fmt: skip
+        "cuda",
+        name,
+        bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+        fp16=version >= (6, 0),
+        tf32=version >= (8, 0) and not rocm,
+        fp8=not lacks,
+        fp8_lacks=lacks,
+    )
 
 
 def resolve(wanted: Precision, device: Ability) -> Resolved:

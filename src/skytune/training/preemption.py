@@ -22,9 +22,7 @@ log = logging.getLogger(__name__)
 FLAG_FILE = "preempt"
 """File in the job directory whose presence asks the workers to save and end."""
 
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
-)  # fmt: skip
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 
 class Notice:

@@ -42,18 +42,27 @@ class Progress(Callback):
         batch = run.config.batch
         log.info(
             "training %d steps (%d an epoch) of %d rows on %d x %s in %s",
-            run.total_steps, run.steps_per_epoch, batch.global_size, run.world.size, run.world.describe(),
+            run.total_steps,
+            run.steps_per_epoch,
+            batch.global_size,
+            run.world.size,
+            run.world.describe(),
             run.world.precision.value,
-        )  # fmt: skip
+        )
         if self.bar_wanted:
             from tqdm import tqdm
 
             self.screen = Screen(sys.stdout).install()
             self.bar = tqdm(
-                total=run.total_steps, initial=run.step, file=Frames(self.screen), leave=True, mininterval=0.2,
+                total=run.total_steps,
+                initial=run.step,
+                file=Frames(self.screen),
+                leave=True,
+                mininterval=0.2,
                 # Two columns less: a terminal writes ^C behind the bar.
-                ncols=int(os.environ.get("COLUMNS", "80")) - 2, bar_format="{percentage:3.0f}%|{bar}| {desc}",
-            )  # fmt: skip
+                ncols=int(os.environ.get("COLUMNS", "80")) - 2,
+                bar_format="{percentage:3.0f}%|{bar}| {desc}",
+            )
 
     def on_step_end(self, run: Run) -> None:
         """Show where training stands."""

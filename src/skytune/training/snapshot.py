@@ -19,9 +19,19 @@ if TYPE_CHECKING:
     from .strategy import Strategy
 
 TOTALS = (
-    "step", "rows", "tokens", "epoch", "metrics", "train_seconds", "data_seconds", "flops", "skipped", "stop",
-    "out_of_memory", "validation_owed",
-)  # fmt: skip
+    "step",
+    "rows",
+    "tokens",
+    "epoch",
+    "metrics",
+    "train_seconds",
+    "data_seconds",
+    "flops",
+    "skipped",
+    "stop",
+    "out_of_memory",
+    "validation_owed",
+)
 """Fields of `Run` that go on from where they stood."""
 
 

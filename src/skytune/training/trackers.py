@@ -104,10 +104,16 @@ class Wandb(WandBTracker):
         own["settings"] = {**waits, "console": "off", **(own.get("settings") or {})}
         super().__init__(
             config.project or os.environ.get("WANDB_PROJECT") or "skytune",
-            entity=config.entity, group=config.group, tags=config.tags or None, notes=config.notes,
-            mode=config.effective_mode(), save_code=config.save_code, dir=str(folder),
-            resume="allow" if resumed else None, **own,
-        )  # fmt: skip
+            entity=config.entity,
+            group=config.group,
+            tags=config.tags or None,
+            notes=config.notes,
+            mode=config.effective_mode(),
+            save_code=config.save_code,
+            dir=str(folder),
+            resume="allow" if resumed else None,
+            **own,
+        )
         self.folder, self.timeout, self.first, self.trouble = folder, config.init_timeout, 0, ""
 
     def start(self) -> None:

@@ -85,10 +85,15 @@ class Tracking(Callback):
 
     def _about(self, run: Run) -> dict[str, Any]:
         facts = {
-            "key": self.job.run_key, "fingerprints": self.job.fingerprints, "rows": self.job.sizes,
-            "versions": versions(), "processes": run.world.size, "device": run.world.describe(),
-            "precision": run.world.precision.value, "steps": run.total_steps,
-        }  # fmt: skip
+            "key": self.job.run_key,
+            "fingerprints": self.job.fingerprints,
+            "rows": self.job.sizes,
+            "versions": versions(),
+            "processes": run.world.size,
+            "device": run.world.describe(),
+            "precision": run.world.precision.value,
+            "steps": run.total_steps,
+        }
         about = redact({**to_dict(run.config), "run": facts})
         assert isinstance(about, dict)
         return about

@@ -69,6 +69,8 @@ class Upload(Callback):
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name=LIBRARY)
         api.create_repo(f"{user}/{name}", private=self.private, exist_ok=True)
         api.upload_folder(
-            repo_id=f"{user}/{name}", folder_path=folder, path_in_repo="/".join(rest) or None,
+            repo_id=f"{user}/{name}",
+            folder_path=folder,
+            path_in_repo="/".join(rest) or None,
             commit_message="Upload the trained model",
-        )  # fmt: skip
+        )

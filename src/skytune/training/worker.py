@@ -1,7 +1,7 @@
 """One worker process: reads a job directory, trains or predicts together with its peers, leaves results there.
 
-    python -m skytune.training.worker JOBDIR            one process
-    python -m torch.distributed.run --nproc-per-node 2 -m skytune.training.worker JOBDIR
+python -m skytune.training.worker JOBDIR            one process
+python -m torch.distributed.run --nproc-per-node 2 -m skytune.training.worker JOBDIR
 """
 
 import errno

@@ -26,8 +26,14 @@ def main() -> None:
     given = [int(name) for name in os.listdir("/proc/self/fd")]
     descriptors = [number for number in sorted(given) if number <= 2 or _handed_on(number)]
     umask = os.umask(0o22)
-    order = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ), "umask": umask,
-             "descriptors": descriptors, "executable": named}  # fmt: skip
+    order = {
+        "words": words,
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "umask": umask,
+        "descriptors": descriptors,
+        "executable": named,
+    }
     for number in _PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda told, _: server.send(bytes([told])))

@@ -79,9 +79,15 @@ def test_one_that_came_and_went_is_noticed(store):
 @everywhere
 def test_a_silent_owner_is_taken_over_after_the_expiry(store):
     far = Owner(
-        launch="gone", host="elsewhere", machine="elsewhere/boot", pid=1, started="1", token="t",
-        heartbeat=time.time() - 9.4, expiry_seconds=10.0,
-    )  # fmt: skip
+        launch="gone",
+        host="elsewhere",
+        machine="elsewhere/boot",
+        pid=1,
+        started="1",
+        token="t",
+        heartbeat=time.time() - 9.4,
+        expiry_seconds=10.0,
+    )
     store.backend.write("run-1/lease.json", json.dumps(asdict(far)).encode())
     with pytest.raises(LeaseHeld, match=r"on elsewhere, last sign of life \d+ s ago.* wait [12] s"):
         acquire(store, "launch-2")
@@ -142,9 +148,15 @@ def test_a_process_of_this_machine_that_died_is_taken_over_at_once(store_file, t
 
 def test_who_may_take_it_when():
     mine = Owner(
-        launch="a", host="h", machine=machine(), pid=os.getpid(), started=started(os.getpid()) or "", token="t",
-        heartbeat=1000.0, expiry_seconds=60.0,
-    )  # fmt: skip
+        launch="a",
+        host="h",
+        machine=machine(),
+        pid=os.getpid(),
+        started=started(os.getpid()) or "",
+        token="t",
+        heartbeat=1000.0,
+        expiry_seconds=60.0,
+    )
     assert remaining(mine, "b", now=1010.0) == 50
     assert remaining(mine, "b", now=1100.0) == 0
     assert remaining(mine, "b", now=900.0) == 60  # a clock that is ahead

@@ -41,8 +41,11 @@ def test_manifest_comes_back_as_it_was_written(folder, step, state):
     back = m.parse(data, run_key="run", step=step)
     assert m.serialise(back) == data
     assert (back.files, back.step, back.world_size, back.bytes) == (
-        manifest.files, step, 2, sum(map(len, folder.values())),
-    )  # fmt: skip
+        manifest.files,
+        step,
+        2,
+        sum(map(len, folder.values())),
+    )
 
 
 @given(folders, st.data())
@@ -169,7 +172,8 @@ def test_another_run_is_refused_with_the_difference():
     refuse_foreign(manifest, here, "PATH")
     other = {"batch": {"global_size": 16}, "fingerprints": {"data": "abc"}, "betas": [0.9, 0.99], "seed": 1}
     assert differences(other, manifest.decisive) == [
-        "batch.global_size: 32 there, 16 here", "seed: nothing there, 1 here",
-    ]  # fmt: skip
+        "batch.global_size: 32 there, 16 here",
+        "seed: nothing there, 1 here",
+    ]
     with pytest.raises(UserError, match=r"resume=PATH: is of another run, run: batch.global_size: 32 there, 16 here"):
         refuse_foreign(manifest, other, "PATH")

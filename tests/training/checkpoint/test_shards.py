@@ -63,8 +63,9 @@ def test_a_plain_tensor_is_saved_by_one_process() -> None:
     assert set(pieces(tensors, main=True)) == {"b", "s"}
     assert pieces(tensors, main=False) == {}
     assert index_of(pieces(tensors, main=True), "f")["b"] == {
-        "shape": [3], "pieces": [{"file": "f", "offset": [0], "shape": [3]}],
-    }  # fmt: skip
+        "shape": [3],
+        "pieces": [{"file": "f", "offset": [0], "shape": [3]}],
+    }
 
 
 def test_another_shape_is_refused() -> None:
@@ -94,9 +95,9 @@ def writers(folder: Path, memory: Memory, count: int = 2, **options: Any) -> lis
         board = Board(rank, 1)
         board.size, board._store = count, memory
         own = ("optimizer",)
-        found.append(ShardWriter(
-            Store.open(str(folder), "run"), board, keep=2, decisive={}, lease=None, own=own, **options
-        ))  # fmt: skip
+        found.append(
+            ShardWriter(Store.open(str(folder), "run"), board, keep=2, decisive={}, lease=None, own=own, **options)
+        )
     return found
 
 

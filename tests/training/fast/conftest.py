@@ -19,9 +19,17 @@ def tiny():
         torch.manual_seed(0)
         if kind == "distilbert":
             config = transformers.DistilBertConfig(
-                vocab_size=60, dim=32, n_layers=2, n_heads=2, hidden_dim=48, dropout=dropout,
-                attention_dropout=dropout, seq_classif_dropout=dropout, max_position_embeddings=40, num_labels=3,
-            )  # fmt: skip
+                vocab_size=60,
+                dim=32,
+                n_layers=2,
+                n_heads=2,
+                hidden_dim=48,
+                dropout=dropout,
+                attention_dropout=dropout,
+                seq_classif_dropout=dropout,
+                max_position_embeddings=40,
+                num_labels=3,
+            )
             return transformers.DistilBertForSequenceClassification(config)
         config_class, model_class = {
             "bert": (transformers.BertConfig, transformers.BertForSequenceClassification),
@@ -30,9 +38,13 @@ def tiny():
             "camembert": (transformers.CamembertConfig, transformers.CamembertForSequenceClassification),
         }[kind]
         config = config_class(
-            **SMALL, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, max_position_embeddings=40,
-            num_labels=3, type_vocab_size=2 if kind == "bert" else 1,
-        )  # fmt: skip
+            **SMALL,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+            max_position_embeddings=40,
+            num_labels=3,
+            type_vocab_size=2 if kind == "bert" else 1,
+        )
         return model_class(config)
 
     return make

@@ -158,9 +158,20 @@ def _step(arena: Any) -> None:
     ((start, size, group),) = arena.regions
     assert start == 0
     kernels.adamw[(-(-size // 1024),)](
-        arena.weights, arena.first, arena.second, arena.grads, arena.low, arena.scalars, size,
-        group["weight_decay"], 0.9, 0.999, group["eps"], HAS_LOW=arena.low is not arena.weights, BLOCK=1024,
-    )  # fmt: skip
+        arena.weights,
+        arena.first,
+        arena.second,
+        arena.grads,
+        arena.low,
+        arena.scalars,
+        size,
+        group["weight_decay"],
+        0.9,
+        0.999,
+        group["eps"],
+        HAS_LOW=arena.low is not arena.weights,
+        BLOCK=1024,
+    )
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 3), (1, 3), (2, 3)])

@@ -18,9 +18,16 @@ def steps_of(model, data, *, micro=8, optimizer=None):
     packed = PackedModel(model.train(), optimizer, torch.float32)
     table = DeviceTable(data, torch.device("cpu"))
     return PackedSteps(
-        packed, table, order, seed=3, rank=0, world_size=1, micro_size=micro, clip_norm=1.0,
+        packed,
+        table,
+        order,
+        seed=3,
+        rank=0,
+        world_size=1,
+        micro_size=micro,
+        clip_norm=1.0,
         total_steps=20,
-    )  # fmt: skip
+    )
 
 
 def weights(model):

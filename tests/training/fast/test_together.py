@@ -36,9 +36,15 @@ def trained(vocabulary: int, micro: int, rank: int, size: int) -> Trained:
     """Train five steps of 8 rows, the last one of an epoch of 4."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=vocabulary, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48,
-        max_position_embeddings=40, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=40,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     model = transformers.BertForSequenceClassification(config).train()
     random = np.random.default_rng(1)
     ids = [random.integers(0, vocabulary, size=n).tolist() for n in random.integers(1, 23, size=20)]
@@ -46,9 +52,16 @@ def trained(vocabulary: int, micro: int, rank: int, size: int) -> Trained:
     order = SampleOrder(data.lengths, seed=3, global_size=BATCH, bucket_batches=1)
     optimizer = build_optimizer(OptimizerConfig(lr=3e-3), model)
     steps = PackedSteps(
-        PackedModel(model, optimizer, torch.float32), DeviceTable(data, torch.device("cpu")), order, seed=3, rank=rank,
-        world_size=size, micro_size=micro, clip_norm=1.0, total_steps=STEPS,
-    )  # fmt: skip
+        PackedModel(model, optimizer, torch.float32),
+        DeviceTable(data, torch.device("cpu")),
+        order,
+        seed=3,
+        rank=rank,
+        world_size=size,
+        micro_size=micro,
+        clip_norm=1.0,
+        total_steps=STEPS,
+    )
     taken: list[bool] = []
     together = steps.packed.together
     if together is not None:

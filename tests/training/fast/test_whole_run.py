@@ -11,9 +11,15 @@ from skytune.config import UserError
 pytestmark = pytest.mark.usefixtures("forked")
 
 SAME: dict[str, Any] = {
-    "rows": 150, "epochs": 2, "max_steps": 24, "model": {"dropout": 0.0}, "optimizer": {"lr": 1e-3},
-    "log": {"every_steps": 1}, "checkpoint": {"select": "last"}, "eval": {"every_steps": 10},
-}  # fmt: skip
+    "rows": 150,
+    "epochs": 2,
+    "max_steps": 24,
+    "model": {"dropout": 0.0},
+    "optimizer": {"lr": 1e-3},
+    "log": {"every_steps": 1},
+    "checkpoint": {"select": "last"},
+    "eval": {"every_steps": 10},
+}
 
 
 def losses(done: Any) -> list[float]:
@@ -31,9 +37,12 @@ def test_the_fast_path_learns_what_the_plain_way_learns(run_job: Any) -> None:
     expected = weights(plain)
     for processes, micro in ((1, 3), (2, 4)):
         fast = run_job(
-            name=f"fast-{processes}-{micro}", compute={"fast": "on"}, launch={"num_processes": processes},
-            batch={"micro_size": micro}, **SAME,
-        )  # fmt: skip
+            name=f"fast-{processes}-{micro}",
+            compute={"fast": "on"},
+            launch={"num_processes": processes},
+            batch={"micro_size": micro},
+            **SAME,
+        )
         assert fast.result["steps_taken"] == "fast" and fast.result["world_size"] == processes
         np.testing.assert_allclose(losses(fast), losses(plain), atol=1e-5, rtol=0)
         for name, found in weights(fast).items():

@@ -134,8 +134,11 @@ class Together:
         done = subprocess.run(
             [*begin, str(self.script), *roots],
             env={**environment(self.processes, 1), "PYTHONPATH": path},
-            timeout=280, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            timeout=280,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         errors = [error.traceback for job in self.jobs for error in job.read_errors().values()]
         assert done.returncode == 0, "\n".join([*errors, done.stdout[-2000:], done.stderr[-6000:]])
 
@@ -166,12 +169,19 @@ def trained(
             folder, watched = tmp_path / f"seen-{run}-{processes}", groups.get("callbacks") != {}
             folder.mkdir()
             values: dict[str, Any] = {
-                "rows": 150, "name": run, "epochs": 2, "max_steps": 20, "model": {"dropout": 0.0},
+                "rows": 150,
+                "name": run,
+                "epochs": 2,
+                "max_steps": 20,
+                "model": {"dropout": 0.0},
                 "precision": "fp32",
-                "optimizer": {"lr": 1e-3}, "log": {"every_steps": 1}, "batch": {"global_size": 8},
-                "launch": {"num_processes": processes, "threads": 1}, "checkpoint": {"select": "last"},
+                "optimizer": {"lr": 1e-3},
+                "log": {"every_steps": 1},
+                "batch": {"global_size": 8},
+                "launch": {"num_processes": processes, "threads": 1},
+                "checkpoint": {"select": "last"},
                 "callbacks": {"witness": {"_target_": f"{name}.Witness", "folder": str(folder)}},
-            }  # fmt: skip
+            }
             for key, value in groups.items():
                 values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) and value else value
             try:

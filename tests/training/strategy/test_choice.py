@@ -170,9 +170,13 @@ def test_what_fsdp_cannot_cut_up_is_one_line() -> None:
     said = r"^strategy=fsdp: head.warmth is a single number .*give it the shape \[1\], or use strategy=ddp$"
     with built(config(name="fsdp")) as strategy, pytest.raises(UserError, match=said):
         strategy.prepare(scalar)
-    adafactor = from_dict(RunConfig, {
-        "strategy": {"name": "fsdp"}, "optimizer": {"_target_": "torch.optim.Adafactor", "lr": 1e-3},
-    })  # fmt: skip
+    adafactor = from_dict(
+        RunConfig,
+        {
+            "strategy": {"name": "fsdp"},
+            "optimizer": {"_target_": "torch.optim.Adafactor", "lr": 1e-3},
+        },
+    )
     with built(adafactor) as strategy:
         model = strategy.prepare(torch.nn.Linear(4, 4))
         strategy.make_optimizer(adafactor.optimizer)
@@ -190,8 +194,12 @@ def test_dp_on_one_device_says_that_it_is_single(caplog: pytest.LogCaptureFixtur
 
 def test_batch_normalization_on_several_processes_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Its statistics are those of a process's own rows; of no other layer does a row depend on others."""
-    for processes, norm, told in ((1, "BatchNorm1d", 0), (2, "SyncBatchNorm", 0), (2, "LayerNorm", 0),
-                                  (2, "BatchNorm1d", 1)):  # fmt: skip
+    for processes, norm, told in (
+        (1, "BatchNorm1d", 0),
+        (2, "SyncBatchNorm", 0),
+        (2, "LayerNorm", 0),
+        (2, "BatchNorm1d", 1),
+    ):
         with built(config(name="fsdp"), processes) as strategy:
             strategy.changed(torch.nn.Sequential(torch.nn.Linear(2, 2), getattr(torch.nn, norm)(2)))  # type: ignore[attr-defined]
         assert caplog.text.count("batch normalization: in training each of the 2 processes") == told, norm

@@ -28,11 +28,16 @@ def test_zero_takes_the_steps_of_one_process(
     two = trained(2, zero)
     places = {run: next((tmp_path / "store").glob(f"{run}-*")) / "step-00000010" for run in zero}
     # Others go on from what DeepSpeed's strategies saved, and they from what others saved.
-    one = trained(1, {
-        "single": {"strategy": {"name": "single"}, "checkpoint": kept, **plain},
-        **{f"from-{run}": {"strategy": {"name": "single"}, "resume": str(place), **plain}
-           for run, place in places.items()},
-    })  # fmt: skip
+    one = trained(
+        1,
+        {
+            "single": {"strategy": {"name": "single"}, "checkpoint": kept, **plain},
+            **{
+                f"from-{run}": {"strategy": {"name": "single"}, "resume": str(place), **plain}
+                for run, place in places.items()
+            },
+        },
+    )
     place = str(next((tmp_path / "store").glob("single-*")) / "step-00000010")
     again = trained(2, {f"{run}-on": {"strategy": {"name": run}, "resume": place, **plain} for run in zero})
     expected, weights = losses(one["single"]), load_file(one["single"].job.model / "model.safetensors")
@@ -49,5 +54,9 @@ def test_zero_takes_the_steps_of_one_process(
         assert two[run].result["accumulation"] == 2
         names = {path.name for path in places[run].iterdir()}
         assert names == {
-            "model.safetensors", "optimizer.safetensors", "optimizer.json", "history.json", "manifest.json"
-        }  # fmt: skip
+            "model.safetensors",
+            "optimizer.safetensors",
+            "optimizer.json",
+            "history.json",
+            "manifest.json",
+        }

@@ -25,9 +25,13 @@ def words(**args: Any) -> dict[str, Any]:
 def test_a_sharded_batch_normalization_predicts_as_it_is_exported(run_job: Any) -> None:
     """Every process has statistics of its own rows; those of rank 0 are exported, so all must predict with them."""
     done = run_job(
-        name="normed", strategy={"name": "fsdp"}, model=words(normed=True), launch=TWO, max_steps=6,
+        name="normed",
+        strategy={"name": "fsdp"},
+        model=words(normed=True),
+        launch=TWO,
+        max_steps=6,
         eval={"batch_size": 4},
-    )  # fmt: skip
+    )
     model, table = load_saved(done.job.model), TokenTable.open(done.job.inputs / "test")
     rows, _, logits = read_predictions(done.job.predictions("test"))
     for row, found in zip(rows, logits, strict=True):
@@ -56,9 +60,15 @@ def test_averages_and_unused_weights_when_the_strategy_changes(run_job: Any, tmp
         unused = {"find_unused_parameters": True} if strategy in ("ddp", "optimizer_sharding") else {}
         values = {"ema": {"decay": 0.9}, "launch": {"num_processes": processes, "threads": 1}, **groups}
         return run_job(
-            name=run, strategy={"name": strategy, **unused}, model=words(extra="none"), max_steps=9, checkpoint=kept,
-            precision="fp32", optimizer={"name": "sgd", "lr": 0.5, "momentum": 0.0, "clip_norm": 0.2}, **values,
-        )  # fmt: skip
+            name=run,
+            strategy={"name": strategy, **unused},
+            model=words(extra="none"),
+            max_steps=9,
+            checkpoint=kept,
+            precision="fp32",
+            optimizer={"name": "sgd", "lr": 0.5, "momentum": 0.0, "clip_norm": 0.2},
+            **values,
+        )
 
     alone, raw = weights(train("alone", "single", 1)), weights(train("raw", "single", 1, ema={"decay": None}))
     assert float(np.abs(alone["head.weight"] - raw["head.weight"]).max()) > 1e-3

@@ -37,14 +37,23 @@ def test_saved_on_two_goes_on_on_one_and_on_four(
     def again(name: str, source: str) -> dict[str, Any]:
         return strategy(name, resume=str(place[source]))
 
-    one = trained(1, {
-        "single-fsdp": again("single", "fsdp"), "single-optimizer": again("single", "optimizer"),
-        "fsdp-fsdp": again("fsdp", "fsdp"),
-    })  # fmt: skip
-    four = trained(4, {
-        "fsdp-fsdp": again("fsdp", "fsdp"), "optimizer-fsdp": again("optimizer_sharding", "fsdp"),
-        "fsdp-ddp": again("fsdp", "ddp"), "optimizer-optimizer": again("optimizer_sharding", "optimizer"),
-    })  # fmt: skip
+    one = trained(
+        1,
+        {
+            "single-fsdp": again("single", "fsdp"),
+            "single-optimizer": again("single", "optimizer"),
+            "fsdp-fsdp": again("fsdp", "fsdp"),
+        },
+    )
+    four = trained(
+        4,
+        {
+            "fsdp-fsdp": again("fsdp", "fsdp"),
+            "optimizer-fsdp": again("optimizer_sharding", "fsdp"),
+            "fsdp-ddp": again("fsdp", "ddp"),
+            "optimizer-optimizer": again("optimizer_sharding", "optimizer"),
+        },
+    )
     expected, weights = losses(two["ddp"]), load_file(two["ddp"].job.model / "model.safetensors")
     for runs in (two, one, four):
         for run, done in runs.items():
@@ -125,9 +134,14 @@ def test_processes_skip_a_save_together_while_one_still_writes(forked: None, run
     """A process that skipped alone would keep the others waiting for its part; none that skipped would hold all up."""
     kept = {"store": str(tmp_path / "store"), "every_steps": 2, "keep": 9, "stall_seconds": 0.0, "select": "last"}
     done = run_job(
-        name="clogged", strategy={"name": "fsdp"}, launch={"num_processes": 2}, max_steps=8, checkpoint=kept,
-        eval={"every_epochs": 0}, callbacks={"clog": {"_target_": "hindrances.Clogged", "rank": 1, "seconds": 10.0}},
-    )  # fmt: skip
+        name="clogged",
+        strategy={"name": "fsdp"},
+        launch={"num_processes": 2},
+        max_steps=8,
+        checkpoint=kept,
+        eval={"every_epochs": 0},
+        callbacks={"clog": {"_target_": "hindrances.Clogged", "rank": 1, "seconds": 10.0}},
+    )
     (run,) = (tmp_path / "store").glob("clogged-*")
     assert sorted(path.parent.name for path in run.glob("*/manifest.json")) == ["step-00000002", "step-00000008"]
     assert done.result["save_failed"] == ""

@@ -153,9 +153,7 @@ class Attempts:
         if isinstance(error, Exception):
             log.error("%s", explained(error, self.name, self.compute.infra))
 
-    def _launch(
-        self, cluster: Cluster, following: Following, attempt: Attempt, spot: bool
-    ) -> tuple[int, Plan]:  # fmt: skip
+    def _launch(self, cluster: Cluster, following: Following, attempt: Attempt, spot: bool) -> tuple[int, Plan]:
         """Choose a machine, say which, bring it up; return the job's number and the choice."""
         upload = self.job.root / "upload"
         refuse_small_disk(self.job.inputs, self.config, self.compute.disk_size)
@@ -216,10 +214,13 @@ class Attempts:
         """Return the task; without a plan only as much of it as choosing a machine takes."""
         _, each = processes(self.compute, self.config.launch, plan.gpus if plan else 0)
         envs = scripts.environment(
-            self.config, self.compute, launch_id=self.launch_id, processes=each,
+            self.config,
+            self.compute,
+            launch_id=self.launch_id,
+            processes=each,
             gpus=plan.gpus if plan and self.compute.device.value != "cpu" else 0,
             on_aws=plan is not None and plan.cloud.upper() == "AWS",
-        )  # fmt: skip
+        )
         hidden = scripts.secrets(self.config) if plan else {}
         return scripts.task("train", str(upload), self.compute, envs, hidden, use_spot=spot)
 

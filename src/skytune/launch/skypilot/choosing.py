@@ -31,9 +31,13 @@ class Plan:
     def of(cls, found: Any) -> "Plan":
         """Read SkyPilot's `Resources` of one certain machine."""
         return cls(
-            cloud=str(found.cloud), instance_type=str(found.instance_type), region=str(found.region or "any region"),
-            use_spot=bool(found.use_spot), gpus=int(sum((found.accelerators or {}).values())), hourly_usd=_price(found),
-        )  # fmt: skip
+            cloud=str(found.cloud),
+            instance_type=str(found.instance_type),
+            region=str(found.region or "any region"),
+            use_spot=bool(found.use_spot),
+            gpus=int(sum((found.accelerators or {}).values())),
+            hourly_usd=_price(found),
+        )
 
     def describe(self, nodes: int) -> str:
         """Return e.g. `2 x g5.12xlarge (spot, AWS us-east-1), $4.60 an hour`."""

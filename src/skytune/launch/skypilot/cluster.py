@@ -65,9 +65,7 @@ class Cluster:
 
         def ask() -> int:
             made = sky.Task.from_yaml_config(dict(task))
-            self._request = sky.launch(
-                made, cluster_name=self.name, idle_minutes_to_autostop=idle_minutes, down=True
-            )  # fmt: skip
+            self._request = sky.launch(made, cluster_name=self.name, idle_minutes_to_autostop=idle_minutes, down=True)
             said: list[str] = []
 
             def heard(text: str) -> None:
@@ -131,8 +129,12 @@ class Cluster:
             now = time.time()
             end = found["end_at"] or now
             start = found["start_at"] or end
-            spans = {"provision_s": found["submitted_at"] - up, "setup_s": start - found["submitted_at"],
-                     "job_s": end - start, "idle_s": now - end}  # fmt: skip
+            spans = {
+                "provision_s": found["submitted_at"] - up,
+                "setup_s": start - found["submitted_at"],
+                "job_s": end - start,
+                "idle_s": now - end,
+            }
             return {name: max(0.0, float(seconds)) for name, seconds in spans.items()}
 
         return Pending(ask, "sky queue").wait(tick, QUICK_SECONDS)

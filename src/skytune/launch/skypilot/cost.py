@@ -5,9 +5,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PHASES = {
-    "provision_s": "provisioning", "setup_s": "setup", "job_s": "training", "idle_s": "idle",
-    "collect_s": "fetching results", "down_s": "taking down",
-}  # fmt: skip
+    "provision_s": "provisioning",
+    "setup_s": "setup",
+    "job_s": "training",
+    "idle_s": "idle",
+    "collect_s": "fetching results",
+    "down_s": "taking down",
+}
 """Bringing machines up and sending the files; installing; the job itself; the time after its end in which nobody came
 for the results; fetching them; taking machines down. In the words that are said of them."""
 
@@ -88,10 +92,13 @@ def report(attempts: list[Attempt]) -> dict[str, Any]:
         by_phase = {name: round(last.get(name, 0.0) * rate, 4) for name in PHASES}
         by_phase[LOST] = round(sum(value for value in known[:-1] if value is not None), 4)
     listed = [
-        {**asdict(attempt), "usd": None if attempt.usd is None else round(attempt.usd, 4),
-         "phases": {name: round(value, 1) for name, value in attempt.phases.items()}}
+        {
+            **asdict(attempt),
+            "usd": None if attempt.usd is None else round(attempt.usd, 4),
+            "phases": {name: round(value, 1) for name, value in attempt.phases.items()},
+        }
         for attempt in attempts
-    ]  # fmt: skip
+    ]
     return {"usd": usd, "phases": phases, "usd_by_phase": by_phase, "attempts": listed}
 
 

@@ -23,8 +23,11 @@ def keep(cluster: Cluster, attempt: Attempt, minutes: int) -> bool:
     price = "price n/a" if hourly is None else f"${hourly:.2f} an hour, {dollars(hourly * minutes / 60)} in all"
     log.warning(
         "kept for %d idle minutes (%s): `sky status` and then `ssh %s` looks at it, `sky down %s` ends it",
-        minutes, price, cluster.name, cluster.name,
-    )  # fmt: skip
+        minutes,
+        price,
+        cluster.name,
+        cluster.name,
+    )
     return True
 
 

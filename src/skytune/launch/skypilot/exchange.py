@@ -36,8 +36,9 @@ class Exchange:
         if sent is None:
             stage_inputs(self.job, upload)
         else:
-            log.info("inputs: %s, %s/.inputs", f"{sent / 1e6:.1f} MB sent" if sent else "there already",
-                     self.passing.url)  # fmt: skip
+            log.info(
+                "inputs: %s, %s/.inputs", f"{sent / 1e6:.1f} MB sent" if sent else "there already", self.passing.url
+            )
 
     def collect(self, tick: Tick) -> bool:
         """Fetch what the machines left in the store; return whether the first one has left anything there."""

@@ -73,12 +73,16 @@ def remember(job: Job, result: dict[str, Any], attempts: list[Attempt]) -> None:
         return
     (attempt,) = attempts
     record = Record(
-        key=job.run_key, work=work(job), machine=attempt.instance_type, nodes=attempt.nodes,
+        key=job.run_key,
+        work=work(job),
+        machine=attempt.instance_type,
+        nodes=attempt.nodes,
         seconds=round(sum(attempt.phases.values()), 1),
         stepping_s=round(float(phases.get("train_s") or 0.0) + float(phases.get("validate_s") or 0.0), 3),
-        steps=steps, steps_per_epoch=int(result.get("steps_per_epoch") or 0),
+        steps=steps,
+        steps_per_epoch=int(result.get("steps_per_epoch") or 0),
         day=datetime.now(UTC).date().isoformat(),
-    )  # fmt: skip
+    )
     try:
         home().mkdir(parents=True, exist_ok=True)
         with _file().open("a", encoding="utf-8") as file:

@@ -25,9 +25,14 @@ RECOVERY = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recov
 """Other zones and regions first; a mistake of the user's is not tried again."""
 
 SAID = {
-    "PENDING": "PROVISIONING", "SUBMITTED": "PROVISIONING", "STARTING": "PROVISIONING", "CANCELLING": "RUNNING",
-    "FAILED_PRECHECKS": "FAILED", "FAILED_NO_RESOURCE": "FAILED", "FAILED_CONTROLLER": "FAILED",
-}  # fmt: skip
+    "PENDING": "PROVISIONING",
+    "SUBMITTED": "PROVISIONING",
+    "STARTING": "PROVISIONING",
+    "CANCELLING": "RUNNING",
+    "FAILED_PRECHECKS": "FAILED",
+    "FAILED_NO_RESOURCE": "FAILED",
+    "FAILED_CONTROLLER": "FAILED",
+}
 """SkyPilot's words for managed jobs in those that it has for others; any other word is the same."""
 
 
@@ -82,8 +87,10 @@ class ManagedJob(Cluster):
             del resources["use_spot"]
             resources["any_of"] = [{"use_spot": True}, {"use_spot": False}]
         asked = {**task, "resources": resources}
-        log.info("SkyPilot manages the job: a controller of its own is started where none runs, which is not in the "
-                 "cost below; it stops itself when it is idle, and `sky status` shows it")  # fmt: skip
+        log.info(
+            "SkyPilot manages the job: a controller of its own is started where none runs, which is not in the "
+            "cost below; it stops itself when it is idle, and `sky status` shows it"
+        )
 
         def ask() -> int:
             made = sky.Task.from_yaml_config(asked)
@@ -137,10 +144,13 @@ class ManagedJob(Cluster):
         if record is None:
             return None
         return Plan(
-            cloud=str(record["cloud"] or "some cloud"), region=str(record["region"] or "any region"), hourly_usd=None,
-            instance_type=str(record["cluster_resources"] or record["resources"]), use_spot="[Spot]" in
-            str(record["cluster_resources"]), gpus=int(sum((record["accelerators"] or {}).values())),
-        )  # fmt: skip
+            cloud=str(record["cloud"] or "some cloud"),
+            region=str(record["region"] or "any region"),
+            hourly_usd=None,
+            instance_type=str(record["cluster_resources"] or record["resources"]),
+            use_spot="[Spot]" in str(record["cluster_resources"]),
+            gpus=int(sum((record["accelerators"] or {}).values())),
+        )
 
     def tail(self, job: int, show: Callable[[str], None]) -> Pending[Any]:
         """Begin to show the job's log, over all its recoveries; return the pending call."""
@@ -176,8 +186,9 @@ class ManagedJob(Cluster):
 
     def _count(self, recoveries: int) -> None:
         if recoveries > self.recoveries:
-            log.warning("machines were taken away or lost: SkyPilot's recovery %d goes on from the last checkpoint",
-                        recoveries)  # fmt: skip
+            log.warning(
+                "machines were taken away or lost: SkyPilot's recovery %d goes on from the last checkpoint", recoveries
+            )
         self.recoveries = recoveries
         if recoveries >= self.recovery.max_attempts and not self.worn_out:
             self.worn_out = True

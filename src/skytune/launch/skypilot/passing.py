@@ -164,17 +164,21 @@ class Passing:
             return {}
         return {
             entry["name"].rpartition("/")[2]: (int(entry["size"]), entry["LastModified"])
-            for entry in found if entry["type"] == "file"
-        }  # fmt: skip
+            for entry in found
+            if entry["type"] == "file"
+        }
 
     def _renewed(self, name: str) -> bool:
         """Copy a file in the store onto itself, which makes it young again; return whether that could be done."""
         bucket, key, _ = self._backend.system.split_path(self._backend.path(f".inputs/{name}"))
         try:
             self._backend.system.call_s3(
-                "copy_object", Bucket=bucket, Key=key, CopySource={"Bucket": bucket, "Key": key},
+                "copy_object",
+                Bucket=bucket,
+                Key=key,
+                CopySource={"Bucket": bucket, "Key": key},
                 MetadataDirective="REPLACE",
-            )  # fmt: skip
+            )
         except Exception as error:  # larger than S3 copies at once, or gone in between
             log.debug("renewing %s: %s", name, error)
             return False

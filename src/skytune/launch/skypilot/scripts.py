@@ -56,9 +56,7 @@ exec timeout --signal=TERM --kill-after={grace} {seconds} \\
 def setup_script() -> str:
     """Return the script that prepares a machine: a Python like this one and the pinned packages, by uv."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return SETUP.format(
-        workdir=WORKDIR, python=PYTHON, version=version, minutes=SETUP_MINUTES, logs="job/outputs/logs"
-    )
+    return SETUP.format(workdir=WORKDIR, python=PYTHON, version=version, minutes=SETUP_MINUTES, logs="job/outputs/logs")
 
 
 def run_script(compute: ComputeConfig) -> str:
@@ -67,8 +65,9 @@ def run_script(compute: ComputeConfig) -> str:
     return RUN.format(workdir=WORKDIR, python=PYTHON, seconds=seconds, grace=GRACE_SECONDS)
 
 
-def environment(config: RunConfig, compute: ComputeConfig, *, launch_id: str, processes: int, gpus: int,
-                on_aws: bool) -> dict[str, str]:  # fmt: skip
+def environment(
+    config: RunConfig, compute: ComputeConfig, *, launch_id: str, processes: int, gpus: int, on_aws: bool
+) -> dict[str, str]:
     """Return the variables that `node` and the workers read.
 
     Args:
@@ -96,8 +95,15 @@ def secrets(config: RunConfig) -> dict[str, str]:
     return {name: os.environ[name] for name in dict.fromkeys([*SECRETS, *own]) if os.environ.get(name)}
 
 
-def task(name: str, workdir: str, compute: ComputeConfig, envs: dict[str, str], hidden: dict[str, str], *,
-         use_spot: bool | None = None) -> dict[str, Any]:  # fmt: skip
+def task(
+    name: str,
+    workdir: str,
+    compute: ComputeConfig,
+    envs: dict[str, str],
+    hidden: dict[str, str],
+    *,
+    use_spot: bool | None = None,
+) -> dict[str, Any]:
     """Return a SkyPilot task as plain values, for `sky.Task.from_yaml_config`."""
     found: dict[str, Any] = {
         "name": name,

@@ -27,9 +27,25 @@ SUFFIXES = (".py", ".json", ".yaml", ".yml", ".txt", ".toml", ".jinja")
 """Files of the user's that modules may need; data and models are none of them."""
 
 ALWAYS_LEFT = (
-    ".*", "__pycache__", "*.egg-info", "node_modules", "site-packages", "venv", "env", "outputs", "wandb", "runs",
-    "build", "dist", "data", "datasets", "checkpoints", "logs", "mlruns", "tests",
-)  # fmt: skip
+    ".*",
+    "__pycache__",
+    "*.egg-info",
+    "node_modules",
+    "site-packages",
+    "venv",
+    "env",
+    "outputs",
+    "wandb",
+    "runs",
+    "build",
+    "dist",
+    "data",
+    "datasets",
+    "checkpoints",
+    "logs",
+    "mlruns",
+    "tests",
+)
 """Names that are no code of a job, wherever they stand."""
 
 SYSTEM_GB = 25

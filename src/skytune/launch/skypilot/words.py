@@ -17,8 +17,10 @@ log = logging.getLogger(__name__)
 PROGRESS = ("Launching", "is up", "Insufficient", "ailed", "Trying", "capacity")
 """What is worth showing while machines are brought up; all of it is in the run's logs."""
 
-REASONS = re.compile(r"\b(InsufficientInstanceCapacity|VcpuLimitExceeded|MaxSpotInstanceCountExceeded|"
-                     r"UnauthorizedOperation|RequestLimitExceeded|InvalidAMIID\.\w+|Unsupported)\b")  # fmt: skip
+REASONS = re.compile(
+    r"\b(InsufficientInstanceCapacity|VcpuLimitExceeded|MaxSpotInstanceCountExceeded|"
+    r"UnauthorizedOperation|RequestLimitExceeded|InvalidAMIID\.\w+|Unsupported)\b"
+)
 ZONES = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]?\b")
 EXPIRED = re.compile(r"ExpiredToken|RequestExpired|(?:token|session).{0,40}expired", re.IGNORECASE)
 
@@ -68,14 +70,18 @@ def explained(error: Exception, cluster: str, infra: str | None = None) -> UserE
         why = _why_no_cloud(infra)
         if EXPIRED.search(why):
             return UserError(f"{RENEW} ({why})")
-        return UserError(f"SkyPilot may use no cloud{why and f' ({why})'}: `aws configure` gives credentials for AWS, "
-                         "`sky check` looks at all")  # fmt: skip
+        return UserError(
+            f"SkyPilot may use no cloud{why and f' ({why})'}: `aws configure` gives credentials for AWS, "
+            "`sky check` looks at all"
+        )
     if isinstance(error, exceptions.ResourcesUnavailableError):
         return UserError(f"no machine could be had: {reasons(history) or _short(text)}")
     if isinstance(error, (exceptions.APIVersionMismatchError, exceptions.APINotSupportedError)):
-        return UserError(f"SkyPilot's client is {_client_version()}, its API server {_server_version()}, and they do "
-                         "not fit together: `sky api stop && sky api start` gives the server on this machine the "
-                         "client's version (jobs go on)")  # fmt: skip
+        return UserError(
+            f"SkyPilot's client is {_client_version()}, its API server {_server_version()}, and they do "
+            "not fit together: `sky api stop && sky api start` gives the server on this machine the "
+            "client's version (jobs go on)"
+        )
     if isinstance(error, exceptions.ApiServerConnectionError):
         return NotReachable(f"SkyPilot's server does not answer: `sky api start` starts it ({_short(text)})")
     if isinstance(error, UserError):

@@ -14,8 +14,12 @@ CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
 
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 UNKNOWN_KEYS = {
-    "AuthFailure", "InvalidAccessKeyId", "InvalidClientTokenId", "SignatureDoesNotMatch", "UnrecognizedClientException",
-}  # fmt: skip
+    "AuthFailure",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
 REFUSED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
 LOG_IN = "`aws sso login`, or put new keys where the old ones are (AWS_PROFILE, ~/.aws/credentials, .env)"
 
@@ -59,9 +63,7 @@ def connect(region: str | None = None) -> Account:
     try:
         import boto3
     except ImportError as error:
-        raise UserError(
-            f"'{error.name}' is not installed: {add_extra('aws')}"
-        ) from error
+        raise UserError(f"'{error.name}' is not installed: {add_extra('aws')}") from error
     with spoken():
         session = boto3.Session()
         place = checked_region(session, region or session.region_name)

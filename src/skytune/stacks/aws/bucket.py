@@ -15,8 +15,11 @@ RULE, RULE_PARTS = "skytune-old-checkpoints", "skytune-broken-uploads"
 """Our lifecycle rules; rules of others stay."""
 
 CLOSED = {
-    "BlockPublicAcls": True, "IgnorePublicAcls": True, "BlockPublicPolicy": True, "RestrictPublicBuckets": True,
-}  # fmt: skip
+    "BlockPublicAcls": True,
+    "IgnorePublicAcls": True,
+    "BlockPublicPolicy": True,
+    "RestrictPublicBuckets": True,
+}
 ENCRYPTED = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]}
 MISSING = {"404", "NoSuchBucket", "NotFound"}
 MOST_PAGES = 10

@@ -71,11 +71,15 @@ def rows(region: str, place: Path) -> Iterator[Row]:
         for line in csv.DictReader(file):
             if line["Region"] == region:
                 yield Row(
-                    instance_type=line["InstanceType"], gpu=line["AcceleratorName"] or "",
-                    gpus=int(_number(line["AcceleratorCount"])), cpus=_number(line["vCPUs"]),
-                    memory=_number(line["MemoryGiB"]), price=_number(line["Price"], float("inf")),
-                    spot_price=_number(line["SpotPrice"], float("inf")), region=line["Region"],
-                )  # fmt: skip
+                    instance_type=line["InstanceType"],
+                    gpu=line["AcceleratorName"] or "",
+                    gpus=int(_number(line["AcceleratorCount"])),
+                    cpus=_number(line["vCPUs"]),
+                    memory=_number(line["MemoryGiB"]),
+                    price=_number(line["Price"], float("inf")),
+                    spot_price=_number(line["SpotPrice"], float("inf")),
+                    region=line["Region"],
+                )
 
 
 def choose(machine: Mapping[str, Any], region: str, place: Path) -> Row:

@@ -19,9 +19,15 @@ def on_demand(account: Account, instance_type: str) -> float | None:
 
 def spot(account: Account, instance_type: str) -> list[tuple[float, str]]:
     """Return (US dollars an hour, zone) as of now, the cheapest first; empty where there is no spot market."""
-    pages = account.client("ec2").get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=[instance_type], ProductDescriptions=["Linux/UNIX"], StartTime=datetime.now(UTC),
-    )  # fmt: skip
+    pages = (
+        account.client("ec2")
+        .get_paginator("describe_spot_price_history")
+        .paginate(
+            InstanceTypes=[instance_type],
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=datetime.now(UTC),
+        )
+    )
     newest: dict[str, tuple[datetime, float]] = {}
     for page in pages:
         for each in page["SpotPriceHistory"]:

@@ -12,10 +12,14 @@ KEPT = 5
 
 RULES = {
     "rules": [
-        {"rulePriority": 1, "description": f"skytune: the newest {KEPT} images", "action": {"type": "expire"},
-         "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": KEPT}},
+        {
+            "rulePriority": 1,
+            "description": f"skytune: the newest {KEPT} images",
+            "action": {"type": "expire"},
+            "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": KEPT},
+        },
     ]
-}  # fmt: skip
+}
 
 
 def ensure(account: Account, names: Names) -> Done:
@@ -24,9 +28,11 @@ def ensure(account: Account, names: Names) -> Done:
     found = look(account, names.repository)
     if found is None:
         found = ecr.create_repository(
-            repositoryName=names.repository, tags=tags(names.stack), imageScanningConfiguration={"scanOnPush": True},
+            repositoryName=names.repository,
+            tags=tags(names.stack),
+            imageScanningConfiguration={"scanOnPush": True},
             encryptionConfiguration={"encryptionType": "AES256"},
-        )["repository"]  # fmt: skip
+        )["repository"]
         ecr.put_lifecycle_policy(repositoryName=names.repository, lifecyclePolicyText=json.dumps(RULES))
         return Done("made", "repository", found["repositoryUri"], f"scanned on push, keeps {KEPT} images")
     return Done("found", "repository", found["repositoryUri"], describe(account, names))

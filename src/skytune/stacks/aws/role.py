@@ -74,9 +74,11 @@ def _role(account: Account, names: Names) -> Done:
     found = _ask(iam.get_role, RoleName=names.role)
     if found is None:
         iam.create_role(
-            RoleName=names.role, AssumeRolePolicyDocument=_text(trust()), Tags=tags(names.stack),
+            RoleName=names.role,
+            AssumeRolePolicyDocument=_text(trust()),
+            Tags=tags(names.stack),
             Description=f"Machines that skytune brings up on stack {names.stack}",
-        )  # fmt: skip
+        )
         iam.put_role_policy(RoleName=names.role, PolicyName=INLINE, PolicyDocument=_text(wanted))
         return Done("made", "role", names.role, ABOUT)
     if owner(found["Role"].get("Tags", [])) != names.stack:

@@ -46,9 +46,7 @@ class HubBackend(Backend):
         try:
             be_patient(patience)
         except ImportError as error:
-            raise UserError(
-                f"checkpoint.store={url}: needs another package ({error}): {add_extra('train')}"
-            ) from error
+            raise UserError(f"checkpoint.store={url}: needs another package ({error}): {add_extra('train')}") from error
         return cls(url, f"{user}/{name}", "/".join(folder).strip("/"))
 
     @cached_property

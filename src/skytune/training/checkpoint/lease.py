@@ -173,10 +173,15 @@ def acquire(
     backend, path = store.backend, f"{store.run_key}/{LEASE}"
     beat = heartbeat_seconds or backend.heartbeat_seconds
     me = Owner(
-        launch=launch, host=socket.gethostname(), machine=machine(), pid=os.getpid(),
-        started=started(os.getpid()) or "", token=uuid.uuid4().hex, heartbeat=time.time(),
+        launch=launch,
+        host=socket.gethostname(),
+        machine=machine(),
+        pid=os.getpid(),
+        started=started(os.getpid()) or "",
+        token=uuid.uuid4().hex,
+        heartbeat=time.time(),
         expiry_seconds=expiry_seconds or 4 * beat,
-    )  # fmt: skip
+    )
     deadline, said, conflicts = time.monotonic() + wait_seconds, False, 0
     while True:
         data, version = store.attempt(lambda: backend.read_version(path), "reading the lease")

@@ -95,9 +95,14 @@ def build(
         if not name or "/" in name or name.startswith(".") or name == NAME:
             raise ValueError(f"'{name}' cannot be the name of a checkpoint's file")
     return Manifest(
-        run_key=run_key, step=step, created=created, world_size=world_size, files=dict(sorted(files.items())),
-        state=json.loads(json.dumps(state or {})), decisive=json.loads(json.dumps(decisive or {})),
-    )  # fmt: skip
+        run_key=run_key,
+        step=step,
+        created=created,
+        world_size=world_size,
+        files=dict(sorted(files.items())),
+        state=json.loads(json.dumps(state or {})),
+        decisive=json.loads(json.dumps(decisive or {})),
+    )
 
 
 def serialise(manifest: Manifest) -> bytes:

@@ -15,27 +15,57 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _PASSING_ERRNO = {
-    errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH,
-    errno.EINTR, errno.ENETDOWN, errno.ENETUNREACH, errno.EPIPE, errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", 121),
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTUNREACH,
+    errno.EINTR,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EPIPE,
+    errno.ETIMEDOUT,
+    getattr(errno, "EREMOTEIO", 121),
     getattr(errno, "ESTALE", 116),
-}  # fmt: skip
+}
 
 _PASSING_CODES = {
-    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "OperationAborted",
-    "RequestLimitExceeded", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException",
-}  # fmt: skip
+    "BandwidthLimitExceeded",
+    "ConditionalRequestConflict",
+    "InternalError",
+    "OperationAborted",
+    "RequestLimitExceeded",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+}
 
 # By name, because the libraries that own them are imported only where their store is used.
 _PASSING_CLASSES = {
-    "ClientPayloadError", "ConnectionClosedError", "ConnectTimeoutError", "EndpointConnectionError", "HTTPClientError",
-    "IncompleteReadError", "ReadTimeoutError", "ResponseParserError", "ServerDisconnectedError", "TransportError",
-}  # fmt: skip
+    "ClientPayloadError",
+    "ConnectionClosedError",
+    "ConnectTimeoutError",
+    "EndpointConnectionError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "ReadTimeoutError",
+    "ResponseParserError",
+    "ServerDisconnectedError",
+    "TransportError",
+}
 
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "SSOTokenLoadError"}
 _REFUSED = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
 _OTHER_REGION = {
-    "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect", "Redirect",
-}  # fmt: skip
+    "301",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+    "Redirect",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,7 @@ def file_system(url: str, options: dict[str, Any] | None, patience: float) -> An
             **extra,
         )
     except ImportError as error:
-        raise UserError(
-            f"checkpoint.store={url}: needs another package ({error}): {add_extra('aws')}"
-        ) from error
+        raise UserError(f"checkpoint.store={url}: needs another package ({error}): {add_extra('aws')}") from error
     system.retries = 1  # ours are bounded by a deadline
     return system
 

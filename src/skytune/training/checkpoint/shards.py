@@ -132,9 +132,11 @@ class Stored(Mapping[str, "torch.Tensor"]):
             shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         return cls(
             {path.name: path},
-            {n: {"shape": s, "pieces": [{"file": path.name, "offset": [0] * len(s), "shape": s}]}
-             for n, s in shapes.items()},
-        )  # fmt: skip
+            {
+                n: {"shape": s, "pieces": [{"file": path.name, "offset": [0] * len(s), "shape": s}]}
+                for n, s in shapes.items()
+            },
+        )
 
     def under(self, other: "Stored") -> "Stored":
         """Return all tensors of both; of one name, the other's."""

@@ -155,10 +155,13 @@ class Writer:
         if not self.ready(must=must or wait):
             return self.skip(step, started)
         save = _Save(
-            step=step, tensors=self._copies.take(tensors), best=tuple(best), started=started,
+            step=step,
+            tensors=self._copies.take(tensors),
+            best=tuple(best),
+            started=started,
             documents={name: json.dumps(value).encode() for name, value in (documents or {}).items()},
             arguments={**self.common, "state": json.loads(json.dumps(state))},
-        )  # fmt: skip
+        )
         save.stall = time.perf_counter() - started
         self._current = save
         threading.Thread(target=self._run, args=(save,), daemon=True, name=f"save-{step_name(step)}").start()
@@ -246,9 +249,14 @@ class Writer:
         except UserError as error:
             warning = str(error)
         return Saved(
-            step=save.step, location=f"{self.store.location}/{step_name(save.step)}", bytes=manifest.bytes,
-            seconds=seconds, stall_seconds=save.stall, rotated=tuple(rotated), warning=warning,
-        )  # fmt: skip
+            step=save.step,
+            location=f"{self.store.location}/{step_name(save.step)}",
+            bytes=manifest.bytes,
+            seconds=seconds,
+            stall_seconds=save.stall,
+            rotated=tuple(rotated),
+            warning=warning,
+        )
 
 
 def saver(tensors: Mapping[str, "torch.Tensor"]) -> Callable[[Path], None]:

@@ -148,9 +148,21 @@ class Arena:
 
         count = weights.numel()
         kernels.adamw[(triton.cdiv(count, 1024),)](
-            weights, first, second, grads, self.low[cut], self.scalars, count, decay, beta1, beta2, eps,
-            HAS_LOW=self.low is not self.weights, BLOCK=1024, num_warps=4,
-        )  # fmt: skip
+            weights,
+            first,
+            second,
+            grads,
+            self.low[cut],
+            self.scalars,
+            count,
+            decay,
+            beta1,
+            beta2,
+            eps,
+            HAS_LOW=self.low is not self.weights,
+            BLOCK=1024,
+            num_warps=4,
+        )
 
     def _joined(self, flat: Tensor, parameters: Sequence[torch.nn.Parameter]) -> Tensor:
         start, first = self.places[id(parameters[0])]

@@ -93,10 +93,23 @@ def _tiles(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor,
     out = torch.empty(tokens, width, device=qkv.device, dtype=qkv.dtype)
     lse = torch.empty(heads, tokens, device=qkv.device, dtype=torch.float32)
     attention_kernels.forward[(triton.cdiv(tokens, FORWARD["M"]), heads)](
-        qkv, out, lse, packed.begin, packed.end, packed.seed, drop.salt, drop.threshold, drop.raised,
-        _scale(qkv, heads), tokens, HEADS=heads, D=width // heads, DROP=drop.rate > 0,
-        PRECISION=_precision(qkv), **FORWARD,
-    )  # fmt: skip
+        qkv,
+        out,
+        lse,
+        packed.begin,
+        packed.end,
+        packed.seed,
+        drop.salt,
+        drop.threshold,
+        drop.raised,
+        _scale(qkv, heads),
+        tokens,
+        HEADS=heads,
+        D=width // heads,
+        DROP=drop.rate > 0,
+        PRECISION=_precision(qkv),
+        **FORWARD,
+    )
     return out, lse
 
 
@@ -113,10 +126,27 @@ def _tiles_backward(
     # A tile leaves one row of sums. Where there are more tiles than rows, they are added up first.
     partial = sums if tiles <= PROGRAMS else torch.empty(tiles, 3 * width, device=sums.device)
     attention_kernels.backward[(tiles, heads, 2)](
-        qkv, out, dout, lse, dqkv, partial, partial.stride(0), packed.begin, packed.end, packed.seed, drop.salt,
-        drop.threshold, drop.raised, _scale(qkv, heads), tokens, HEADS=heads, D=width // heads,
-        DROP=drop.rate > 0, PRECISION=_precision(qkv), **BACKWARD,
-    )  # fmt: skip
+        qkv,
+        out,
+        dout,
+        lse,
+        dqkv,
+        partial,
+        partial.stride(0),
+        packed.begin,
+        packed.end,
+        packed.seed,
+        drop.salt,
+        drop.threshold,
+        drop.raised,
+        _scale(qkv, heads),
+        tokens,
+        HEADS=heads,
+        D=width // heads,
+        DROP=drop.rate > 0,
+        PRECISION=_precision(qkv),
+        **BACKWARD,
+    )
     if tiles <= PROGRAMS:
         sums[tiles:].zero_()  # another budget's rows
     else:
@@ -133,9 +163,18 @@ def _flash(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor,
     query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
     longest = packed.longest
     out, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
-        query, key, value, packed.bounds, packed.bounds, longest, longest, drop.rate, False, False,
+        query,
+        key,
+        value,
+        packed.bounds,
+        packed.bounds,
+        longest,
+        longest,
+        drop.rate,
+        False,
+        False,
         scale=_scale(qkv, heads),
-    )  # fmt: skip
+    )
     return out.view(len(qkv), -1), (lse, state, unused)
 
 
@@ -146,8 +185,21 @@ def _flash_backward(
     lse, state, unused = saved
     shape = (len(qkv), heads, query.shape[-1])
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        dout.view(shape), query, key, value, out.view(shape), lse, packed.bounds, packed.bounds,
-        packed.longest, packed.longest, drop.rate, False, state, unused, scale=_scale(qkv, heads),
-    )  # fmt: skip
+        dout.view(shape),
+        query,
+        key,
+        value,
+        out.view(shape),
+        lse,
+        packed.bounds,
+        packed.bounds,
+        packed.longest,
+        packed.longest,
+        drop.rate,
+        False,
+        state,
+        unused,
+        scale=_scale(qkv, heads),
+    )
     flat = (len(qkv), -1)
     return dq.reshape(flat), dk.reshape(flat), dv.reshape(flat)

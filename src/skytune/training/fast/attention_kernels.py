@@ -13,10 +13,24 @@ from .kernels import kept
 
 @triton.jit
 def forward(
-    qkv, out, lse, begin, end, seed, salt, threshold, raised, scale, T,
-    HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    DROP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    out,
+    lse,
+    begin,
+    end,
+    seed,
+    salt,
+    threshold,
+    raised,
+    scale,
+    T,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DROP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """out [T, HEADS, D] and the log of the softmax's sum, lse [HEADS, T]; begin, end [T] bound a token's sequence."""
     head = tl.program_id(1)
     q_at = tl.program_id(0) * M + tl.arange(0, M)
@@ -57,10 +71,28 @@ def forward(
 
 @triton.jit
 def backward(
-    qkv, out, dout, lse, dqkv, partial, stride, begin, end, seed, salt, threshold, raised, scale, T,
-    HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    DROP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    out,
+    dout,
+    lse,
+    dqkv,
+    partial,
+    stride,
+    begin,
+    end,
+    seed,
+    salt,
+    threshold,
+    raised,
+    scale,
+    T,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DROP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """dqkv [T, 3, HEADS, D]: half of the programs take a tile as keys and values, half as queries; no atomics.
 
     Row i of `partial` [tiles, 3 * HEADS * D] gets the sums of dqkv over tile i, for the biases before it.

@@ -59,9 +59,24 @@ def adamw(p, m, v, g, low, scalars, n, decay, beta1, beta2, eps, HAS_LOW: tl.con
 
 @triton.jit
 def dropout_add_norm(
-    x, residual, gamma, beta, y, z, stats, seed, salt, threshold, raised, eps, T,
-    H: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    gamma,
+    beta,
+    y,
+    z,
+    stats,
+    seed,
+    salt,
+    threshold,
+    raised,
+    eps,
+    T,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    DROP: tl.constexpr,
+):
     """z = dropout(x) + residual; y = layer norm of z; stats [T, 2] holds z's mean and 1/deviation."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
@@ -88,9 +103,24 @@ def dropout_add_norm(
 
 @triton.jit
 def dropout_add_norm_backward(
-    dy, z, gamma, stats, dz, dx, partial, stride, seed, salt, threshold, raised, T,
-    H: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
-):  # fmt: skip
+    dy,
+    z,
+    gamma,
+    stats,
+    dz,
+    dx,
+    partial,
+    stride,
+    seed,
+    salt,
+    threshold,
+    raised,
+    T,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    DROP: tl.constexpr,
+):
     """Gradients of `dropout_add_norm`; a row of `partial` gets sums for gamma, beta and the bias before x.
 
     Without dropout dx equals dz and is not written.

@@ -105,9 +105,15 @@ class EncoderLayer(torch.autograd.Function):
         )
         _product_into(g.project, dprojected, seen, add)
         dqkv = attention.backward(
-            dprojected @ w.project, qkv, seen, kept_back, shape.heads, shape.attention, packed,
+            dprojected @ w.project,
+            qkv,
+            seen,
+            kept_back,
+            shape.heads,
+            shape.attention,
+            packed,
             sums[:, 6 * width : 9 * width],
-        )  # fmt: skip
+        )
         _product_into(g.qkv, dqkv, x, add)
         g.done()
         return dx.addmm_(dqkv, w.qkv), None, None, None, None, None

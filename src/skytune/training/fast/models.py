@@ -46,14 +46,31 @@ class Names:
 
 
 BERT = Names(
-    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-    "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm", "attention.self.dropout",
-    "attention.output.dropout", "output.dropout",
-)  # fmt: skip
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+    "attention.self.dropout",
+    "attention.output.dropout",
+    "output.dropout",
+)
 DISTILBERT = Names(
-    "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm", "ffn.lin1",
-    "ffn.lin2", "output_layer_norm", "attention.dropout", "", "ffn.dropout",
-)  # fmt: skip
+    "attention.q_lin",
+    "attention.k_lin",
+    "attention.v_lin",
+    "attention.out_lin",
+    "sa_layer_norm",
+    "ffn.lin1",
+    "ffn.lin2",
+    "output_layer_norm",
+    "attention.dropout",
+    "",
+    "ffn.dropout",
+)
 
 
 @dataclass(frozen=True)
@@ -213,8 +230,17 @@ def _vectors(layer: nn.Module, n: Names) -> list[nn.Parameter]:
     q, k, v, project, rise, fall = (_at(layer, name) for name in (n.query, n.key, n.value, n.project, n.rise, n.fall))
     norm1, norm2 = _at(layer, n.norm1), _at(layer, n.norm2)
     return [
-        norm2.weight, norm2.bias, fall.bias, norm1.weight, norm1.bias, project.bias, q.bias, k.bias, v.bias, rise.bias,
-    ]  # fmt: skip
+        norm2.weight,
+        norm2.bias,
+        fall.bias,
+        norm1.weight,
+        norm1.bias,
+        project.bias,
+        q.bias,
+        k.bias,
+        v.bias,
+        rise.bias,
+    ]
 
 
 def _at(module: Any, name: str) -> Any:

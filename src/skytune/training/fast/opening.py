@@ -65,8 +65,9 @@ def open_steps(
     if world.main:
         log.info(
             "fast path: packed rows, budgets of %s tokens (captured in %.1f s)",
-            ", ".join(str(budget) for budget in steps.packed.budgets), steps.packed.capture_seconds,
-        )  # fmt: skip
+            ", ".join(str(budget) for budget in steps.packed.budgets),
+            steps.packed.capture_seconds,
+        )
     return steps
 
 
@@ -94,10 +95,16 @@ class FastSteps:
         compute = torch.bfloat16 if world.precision is Precision.bf16 else torch.float32
         model = PackedModel(run.model, optimizer, compute)
         self.packed = PackedSteps(
-            model, DeviceTable(table, world.device), order, seed=config.seed, rank=world.rank, world_size=world.size,
-            micro_size=run.micro_batch, clip_norm=config.optimizer.clip_norm,
+            model,
+            DeviceTable(table, world.device),
+            order,
+            seed=config.seed,
+            rank=world.rank,
+            world_size=world.size,
+            micro_size=run.micro_batch,
+            clip_norm=config.optimizer.clip_norm,
             total_steps=run.total_steps,
-        )  # fmt: skip
+        )
 
     def try_out(self, table: TokenTable, order: SampleOrder) -> str:
         """Return how the packed form differs from the model on some process, as the end of a sentence."""

@@ -99,9 +99,25 @@ def dropout_add_norm(
     stats = torch.empty(rows, 2, device=x.device, dtype=torch.float32)
     each = 4 if rows >= MANY else 1
     kernels.dropout_add_norm[(triton.cdiv(rows, each),)](
-        x, residual, gamma, beta, y, z, stats, packed.seed, drop.salt, drop.threshold, drop.raised, eps, rows,
-        H=width, BLOCK=triton.next_power_of_2(width), ROWS=each, DROP=drop.rate > 0, num_warps=8 if each > 1 else 4,
-    )  # fmt: skip
+        x,
+        residual,
+        gamma,
+        beta,
+        y,
+        z,
+        stats,
+        packed.seed,
+        drop.salt,
+        drop.threshold,
+        drop.raised,
+        eps,
+        rows,
+        H=width,
+        BLOCK=triton.next_power_of_2(width),
+        ROWS=each,
+        DROP=drop.rate > 0,
+        num_warps=8 if each > 1 else 4,
+    )
     return y, z, stats
 
 
@@ -129,9 +145,25 @@ def dropout_add_norm_backward(
     dx = torch.empty_like(dy) if drop.rate > 0 else dz
     each = 4 if rows >= MANY else 2
     kernels.dropout_add_norm_backward[(PROGRAMS,)](
-        dy, z, gamma, stats, dz, dx, partial, partial.stride(0), packed.seed, drop.salt, drop.threshold, drop.raised,
-        rows, H=width, BLOCK=triton.next_power_of_2(width), ROWS=each, DROP=drop.rate > 0, num_warps=4,
-    )  # fmt: skip
+        dy,
+        z,
+        gamma,
+        stats,
+        dz,
+        dx,
+        partial,
+        partial.stride(0),
+        packed.seed,
+        drop.salt,
+        drop.threshold,
+        drop.raised,
+        rows,
+        H=width,
+        BLOCK=triton.next_power_of_2(width),
+        ROWS=each,
+        DROP=drop.rate > 0,
+        num_warps=4,
+    )
     return dx, dz
 
 
@@ -232,6 +264,17 @@ def add_rows(grad: Tensor, order: tuple[Tensor, Tensor], rows: Rows, padding: in
 
     count, width = grad.shape
     kernels.add_rows[(count, triton.cdiv(width, 256))](
-        ids, places, grad, out, count, rows.first, rows.stop, rows.rest, padding, width, BLOCK=256, ROWS=32,
+        ids,
+        places,
+        grad,
+        out,
+        count,
+        rows.first,
+        rows.stop,
+        rows.rest,
+        padding,
+        width,
+        BLOCK=256,
+        ROWS=32,
         num_warps=4,
-    )  # fmt: skip
+    )

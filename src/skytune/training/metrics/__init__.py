@@ -8,6 +8,16 @@ from .classification import accuracy, cross_entropy, f1, matthews, per_class, pr
 from .scoring import check, compute, module_path, score_with_modules
 
 __all__ = [
-    "accuracy", "check", "compute", "cross_entropy", "f1", "matthews", "module_path", "per_class", "precision",
-    "recall", "roc_auc", "score_with_modules",
-]  # fmt: skip
+    "accuracy",
+    "check",
+    "compute",
+    "cross_entropy",
+    "f1",
+    "matthews",
+    "module_path",
+    "per_class",
+    "precision",
+    "recall",
+    "roc_auc",
+    "score_with_modules",
+]

@@ -101,9 +101,12 @@ def run_target(name: str, spec: dict[str, Any], inputs: Inputs) -> dict[str, flo
             if not callable(getattr(found, "compute", None)):
                 raise ConfigError(f"{key}={target}: a class needs a method compute(predictions=..., references=...)")
             named = _constructor_arguments(found)
-            metric = instantiate(target, {k: v for k, v in args.items() if k in named},
-                                 offered={"keep_in_memory": True} if "keep_in_memory" in named else None,
-                                 key=f"{key}._target_")  # fmt: skip
+            metric = instantiate(
+                target,
+                {k: v for k, v in args.items() if k in named},
+                offered={"keep_in_memory": True} if "keep_in_memory" in named else None,
+                key=f"{key}._target_",
+            )
             return _compute(metric, inputs, {k: v for k, v in args.items() if k not in named})
         rows = {"predictions": inputs.predictions.tolist(), "references": inputs.labels.tolist()}
         return instantiate(target, {**args, **rows}, offered={"logits": inputs.logits}, key=f"{key}._target_")

@@ -63,8 +63,9 @@ class Base:
         if self.world.size > 1 and self.world.main and any(map(_counts_own_rows, model.modules())):
             log.warning(
                 "the model has batch normalization: in training each of the %d processes takes mean and variance of "
-                "its own rows, so the result is not that of one process, by more than rounding", self.world.size,
-            )  # fmt: skip
+                "its own rows, so the result is not that of one process, by more than rounding",
+                self.world.size,
+            )
         if settings.activation_checkpointing:
             checkpoint_activations(find_blocks(model, settings.wrap))
         if self.world.precision is Precision.fp8:

@@ -1,6 +1,6 @@
 """The state of loss scaling (fp16) in one form for torch's scaler and DeepSpeed's, so that a run goes on under either.
 
-    {"scale": 65536.0, "steps": 12}        the factor on the loss, and the steps since it was last lowered or raised
+{"scale": 65536.0, "steps": 12}        the factor on the loss, and the steps since it was last lowered or raised
 """
 
 from collections.abc import Mapping

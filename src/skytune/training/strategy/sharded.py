@@ -72,8 +72,10 @@ class FullyShard(Base):
         settings, dtype = self.config.strategy, DTYPES.get(self.world.precision)
         blocks = find_blocks(model, settings.wrap)
         if not blocks:
-            log.warning("strategy=fsdp: the model has no repeated block, so all of it is gathered at once (less memory "
-                        "saved); strategy.wrap names a class")  # fmt: skip
+            log.warning(
+                "strategy=fsdp: the model has no repeated block, so all of it is gathered at once (less memory "
+                "saved); strategy.wrap names a class"
+            )
         offload = settings.offload is Offload.parameters
         common = {
             "mesh": self._mesh(),
@@ -210,9 +212,13 @@ class _Cut(Mapping[str, torch.Tensor]):
         piece = local_piece(parameter.detach())
         local = region(self.stored, name, piece).to(piece.tensor.device).contiguous()
         return DTensor.from_local(
-            local, parameter.device_mesh, parameter.placements, run_check=False,
-            shape=parameter.shape, stride=parameter.stride(),
-        )  # fmt: skip
+            local,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)
