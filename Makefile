@@ -89,9 +89,10 @@ install: $(RUN_STAMP) ## only install what `make run` needs
 
 install-dev: $(DEV_STAMP) ## only install what tests and checks need
 
-lint: $(DEV_STAMP) ## ruff, mypy on src, import-linter
+lint: $(DEV_STAMP) ## ruff check and format, mypy on src, import-linter
 	@status=0; \
 	$(BIN)/python -m ruff check src tests || status=1; \
+	$(BIN)/python -m ruff format --check --quiet src tests benchmarks || status=1; \
 	$(BIN)/python -m mypy || status=1; \
 	$(BIN)/lint-imports --no-logo || status=1; \
 	exit $$status
