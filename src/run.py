@@ -157,11 +157,6 @@ def _main(argv: list[str], shown: Shown) -> int:
     from skytune.config.scrubbing import log_plainly
 
     log_plainly()
-    if config.launch.accelerate_config:
-        from skytune.config.accelerate_file import translate_file
-
-        for line in translate_file(config.launch.accelerate_config).notes:
-            print(f"launch.accelerate_config: {line}")
     if found:
         found.prepare(config)
     return _run(config)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from . import accelerate_file, accelerate_values
+from . import accelerate_config
 from .convert import describe, from_dict
 from .docs import field_type, presets
 from .errors import ConfigError
@@ -88,8 +88,8 @@ def compose_run(
     for key in emptied:
         empty(values, key)
     config = from_dict(RunConfig, values)
-    if config.launch.accelerate_config and not any(text.startswith(f"{accelerate_values.KEY}=") for text in overrides):
-        raise ConfigError(f"{accelerate_values.KEY}: give it on the command line, so that presets cannot go before it")
+    if config.launch.accelerate_config and not any(text.startswith(f"{accelerate_config.KEY}=") for text in overrides):
+        raise ConfigError(f"{accelerate_config.KEY}: give it on the command line, so that presets cannot go before it")
     if "plugins" not in {override.key_or_group for override in parsed}:
         config.plugins = list(dict.fromkeys([*_plugins(parsed), *config.plugins]))
         import_plugins(config.plugins)  # those that a preset names: a mistake in them is told here, not by a worker
@@ -102,12 +102,12 @@ def _with_accelerate(overrides: list[str]) -> list[str]:
     What the command line says of a key, or of a preset of its group, goes before the file.
     """
     parsed = [_parse(text) for text in overrides]
-    named = [o.value() for o in parsed if o.key_or_group == accelerate_values.KEY and not o.is_delete()]
+    named = [o.value() for o in parsed if o.key_or_group == accelerate_config.KEY and not o.is_delete()]
     if not named or named[-1] is None:
         return overrides
     said = {override.key_or_group.split("@")[0] for override in parsed}
-    found = accelerate_file.translate_file(str(named[-1])).overrides
-    kept = [(key, value) for key, value in found if not {key.lstrip("+"), key.lstrip("+").split(".")[0]} & said]
+    found = accelerate_config.read_overrides(str(named[-1]))
+    kept = [(key, value) for key, value in found if not {key, key.split(".")[0]} & said]
     return [*(f"{key}={value}" for key, value in kept), *overrides]
 
 

@@ -1,7 +1,6 @@
 """A person's `accelerate config` file: every option is honoured, said to change nothing, or refused by name."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import yaml
 
 from skytune.config import ConfigError, RunConfig
-from skytune.config.accelerate_file import DISTRIBUTED, translate
+from skytune.config.accelerate_config import translate
 from skytune.config.store import compose_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -47,11 +46,6 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no, as YAML reads it": ({**GPUS, "mixed_precision": False}, {"precision": "fp32"}),
     "bf16": ({**GPUS, "mixed_precision": "bf16"}, {"precision": "bf16"}),
     "fp16": ({**GPUS, "mixed_precision": "fp16"}, {"precision": "fp16"}),
-    "fp16 of old": ({**GPUS, "fp16": True}, {"precision": "fp16"}),
-    "fp8": (
-        {**GPUS, "mixed_precision": "fp8", "fp8_config": {"backend": "AO", "pad_inner_dim": True}},
-        {"precision": "fp8"},
-    ),
     "two machines": (
         {**TWO, "machine_rank": 1, "rdzv_backend": "static", "same_network": True},
         {
@@ -97,20 +91,6 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp 1, a number": (fsdp(fsdp_sharding_strategy=1), {"strategy.sharding": "full"}),
     "fsdp, hybrid": (fsdp(fsdp_sharding_strategy="HYBRID_SHARD"), {"strategy.sharding": "hybrid"}),
     "fsdp, not cut up": (fsdp(fsdp_sharding_strategy="NO_SHARD"), {"strategy.name": "ddp"}),
-    "shards and copies": (
-        {
-            **FSDP,
-            "parallelism_config": {
-                "parallelism_config_dp_replicate_size": 2,
-                "parallelism_config_dp_shard_size": 2,
-                "parallelism_config_tp_size": 1,
-                "parallelism_config_cp_size": 1,
-                "parallelism_config_cp_comm_strategy": "x",
-            },
-        },
-        {"strategy.name": "fsdp", "strategy.sharding": "hybrid", "strategy.shard_processes": 2},
-    ),
-    "copies": ({**GPUS, "parallelism_config": {"dp_replicate_size": 4}}, {"strategy.name": "ddp"}),
     "zero 0": (zero(zero_stage=0), {"strategy.name": "ddp"}),
     "zero 1": (zero(zero_stage=1), {"strategy.name": "zero1"}),
     "zero 2": (
@@ -119,7 +99,6 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             offload_param_device="none",
             gradient_clipping=0.5,
             gradient_accumulation_steps=1,
-            offload_optimizer_nvme_path="/nvme",
             deepspeed_multinode_launcher="standard",
         ),
         {"strategy.name": "zero2", "strategy.offload": "optimizer", "optimizer.clip_norm": 0.5},
@@ -131,10 +110,6 @@ HONOURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dynamo, no": (dynamo(backend="NO"), {"compile.mode": "off"}),
     "dynamo": (dynamo(backend="INDUCTOR"), {"compile.mode": "on", "compile.shapes": None}),
     "dynamo of old": ({**GPUS, "dynamo_backend": "INDUCTOR"}, {"compile.mode": "on"}),
-    "dynamo, lengths of their own": (
-        dynamo(backend="INDUCTOR", mode="default", use_dynamic=False, use_fullgraph=False),
-        {"compile.shapes": 8},
-    ),
     "dynamo, graphs": (dynamo(backend="INDUCTOR", mode="reduce-overhead"), {"compile.mode": "reduce_overhead"}),
     "dynamo, tuned": (dynamo(backend="INDUCTOR", mode="max-autotune"), {"compile.mode": "max_autotune"}),
     "all that is not used": (
@@ -181,84 +156,39 @@ def test_what_is_honoured(name: str, tmp_path: Path) -> None:
     config = composed(tmp_path, values)
     assert {key: look(config, key) for key in wanted} == wanted
     assert config.launch.accelerate_config == str(tmp_path / "default_config.yaml")
-    assert translate(values).notes == []
-
-
-NOTED: dict[str, tuple[dict[str, Any], str]] = {
-    "debug": ({**GPUS, "debug": True}, "debug=True: has no effect here: "),
-    "fsdp_cpu_ram_efficient_loading": (
-        fsdp(fsdp_cpu_ram_efficient_loading=True),
-        "fsdp_cpu_ram_efficient_loading=True: has no effect here: ",
-    ),
-    "zero3_init_flag": (zero(zero_stage=3, zero3_init_flag=True), "zero3_init_flag=True: has no effect here: "),
-    "zero3_save_16bit_model": (
-        zero(zero_stage=3, zero3_save_16bit_model=True),
-        "zero3_save_16bit_model=True: has no effect here: ",
-    ),
-    "main_process_port": ({**GPUS, "main_process_port": 29500}, "main_process_port: one machine takes a free port"),
-    "gpu_ids": ({**TWO, "machine_rank": 0, "gpu_ids": "0,1"}, "gpu_ids: is said of this machine only"),
-}
-
-
-@pytest.mark.parametrize("name", NOTED)
-def test_what_changes_nothing_is_said(name: str) -> None:
-    values, said = NOTED[name]
-    (note,) = translate(values).notes
-    assert note.startswith(said)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sagemaker": ({**GPUS, "compute_environment": "AMAZON_SAGEMAKER"}, "AMAZON_SAGEMAKER: .*SkyPilot"),
-    "tpu": ({**GPUS, "distributed_type": "XLA"}, "distributed_type=XLA: TPUs are not supported; GPUs are, with str"),
-    "tpu of old": ({**GPUS, "distributed_type": "TPU"}, "distributed_type=TPU: TPUs are not supported"),
-    "tpu, a detail": ({**GPUS, "tpu_name": "pod"}, "tpu_name=pod: TPUs are not supported"),
-    "tpu, downcast": ({**GPUS, "downcast_bf16": "yes"}, "downcast_bf16=yes: TPUs"),
-    "megatron": ({**GPUS, "distributed_type": "MEGATRON_LM"}, "Megatron-LM is not supported; strategy=fsdp and"),
-    "megatron, a detail": ({**GPUS, "megatron_lm_config": {"megatron_lm_tp_degree": 2}}, "megatron_lm_config=.*not su"),
-    "npu": ({**GPUS, "distributed_type": "MULTI_NPU"}, "distributed_type=MULTI_NPU: CUDA"),
-    "a new kind": ({**GPUS, "distributed_type": "QUANTUM"}, "distributed_type=QUANTUM: is not known; known are NO"),
-    "a new option": ({**GPUS, "entangled": True}, "entangled=True: is not known to this version"),
+    "tpu": ({**GPUS, "distributed_type": "XLA"}, "distributed_type=XLA: .*taken are NO, MULTI_GPU"),
+    "tpu, a detail": ({**GPUS, "tpu_name": "pod"}, "tpu_name=pod: .*CUDA"),
+    "megatron": ({**GPUS, "megatron_lm_config": {"megatron_lm_tp_degree": 2}}, "megatron_lm_config=.*leave it out"),
+    "a new option": ({**GPUS, "entangled": True}, "entangled=True: is not taken from a file: leave it out"),
     "restarts": ({**GPUS, "max_restarts": 3}, "max_restarts=3: .*goes on from the checkpoint"),
     "rdzv": ({**TWO, "rdzv_backend": "c10d"}, "rdzv_backend=c10d: .*launch.master_addr"),
     "affinity": ({**GPUS, "enable_cpu_affinity": True}, "enable_cpu_affinity=True: .*numactl"),
-    "mpirun": ({**GPUS, "mpirun_config": {"mpirun_ccl": "1"}}, "mpirun_config=.*torchrun; launch.hosts"),
-    "function": ({**GPUS, "main_training_function": "train"}, "main_training_function=train: .*src/run.py"),
-    "precision": ({**GPUS, "mixed_precision": "fp4"}, "mixed_precision=fp4: known are no, fp16, bf16, fp8"),
-    "fp8, te": ({**GPUS, "fp8_config": {"backend": "TE"}}, "fp8_config.backend=TE: .*torchao"),
-    "fp8, gathered": (
-        {**GPUS, "fp8_config": {"backend": "AO", "enable_fsdp_float8_all_gather": True}},
-        "enable_fsdp_float8_all_gather=True",
-    ),
-    "fp8, unknown": ({**GPUS, "fp8_config": {"backend": "AO", "x": 1}}, "fp8_config.x=1: is not known"),
-    "dynamo": (dynamo(backend="EAGER"), "dynamo_backend=EAGER: compile=on"),
-    "dynamo, mode": (dynamo(backend="INDUCTOR", mode="max"), "dynamo_mode=max: known are default"),
-    "dynamo, fullgraph": (dynamo(backend="INDUCTOR", use_fullgraph=True), "dynamo_use_fullgraph=True"),
-    "dynamo, regional": (dynamo(backend="INDUCTOR", use_regional_compilation=True), "dynamo_use_regional_compilation"),
-    "dynamo, graphs": (
-        dynamo(backend="INDUCTOR", mode="reduce-overhead", use_dynamic=True),
-        "dynamo_use_dynamic=True: reduce-overhead",
-    ),
-    "dynamo, unknown": (dynamo(backend="INDUCTOR", x=1), "dynamo_x=1: is not known"),
+    "mpirun": ({**GPUS, "mpirun_config": {"mpirun_ccl": "1"}}, "mpirun_config=.*launch.hosts"),
+    "function": ({**GPUS, "main_training_function": "train"}, "main_training_function=train: .*leave it out"),
+    "precision": ({**GPUS, "mixed_precision": "fp4"}, "mixed_precision=fp4: taken are no, false, fp16, bf16, fp8"),
+    "fp8": ({**GPUS, "fp8_config": {"backend": "TE"}}, "fp8_config=.*: .*precision=fp8"),
+    "dynamo": (dynamo(backend="EAGER"), "dynamo_backend=EAGER: taken are no, inductor"),
+    "dynamo, mode": (dynamo(backend="INDUCTOR", mode="max"), "dynamo_mode=max: taken are default"),
+    "dynamo, fullgraph": (dynamo(backend="INDUCTOR", use_fullgraph=True), "dynamo_use_fullgraph=True: .*compile=on"),
     "fsdp, version": (fsdp(fsdp_version=3), "fsdp_version=3"),
-    "fsdp, hybrid 2": (fsdp(fsdp_sharding_strategy="HYBRID_SHARD_ZERO2"), "fsdp_sharding_strategy=HYBRID_SHARD_ZERO2"),
+    "fsdp, sharding": (fsdp(fsdp_sharding_strategy="HYBRID_SHARD_ZERO2"), "fsdp_sharding_strategy=HYBRID_SHARD_ZERO2"),
     "fsdp, wrap": (fsdp(fsdp_auto_wrap_policy="SIZE_BASED_WRAP"), "fsdp_auto_wrap_policy=.*strategy.wrap"),
     "fsdp, two blocks": (fsdp(fsdp_transformer_layer_cls_to_wrap="A,B"), "fsdp_transformer_layer_cls_to_wrap=A,B"),
     "fsdp, prefetch": (fsdp(fsdp_backward_prefetch="NO_PREFETCH"), "fsdp_backward_prefetch=NO_PREFETCH"),
-    "fsdp, forward": (fsdp(fsdp_forward_prefetch=True), "fsdp_forward_prefetch=True"),
-    "fsdp, flat": (fsdp(fsdp_use_orig_params=False), "fsdp_use_orig_params=False"),
-    "fsdp, state": (fsdp(fsdp_state_dict_type="LOCAL_STATE_DICT"), "fsdp_state_dict_type=LOCAL_STATE_DICT"),
-    "fsdp, unknown": (fsdp(fsdp_x=1), "fsdp_x=1: is not known"),
-    "tensor parallelism": ({**FSDP, "parallelism_config": {"parallelism_config_tp_size": 2}}, "tp_size=2: tensor"),
-    "context parallelism": ({**FSDP, "parallelism_config": {"parallelism_config_cp_size": 2}}, "cp_size=2: context"),
-    "zero 4": (zero(zero_stage=4), "zero_stage=4: known are 0, 1, 2 and 3"),
-    "zero, disk": (zero(offload_optimizer_device="nvme"), "offload_optimizer_device=nvme"),
-    "zero 2, parameters": (zero(offload_param_device="cpu"), "offload_param_device=cpu: only stage 3"),
-    "zero 0, offloaded": (zero(zero_stage=0, offload_optimizer_device="cpu"), "zero_stage=0: nothing can be offloaded"),
+    "tensor parallelism": ({**FSDP, "parallelism_config": {"tp_size": 2}}, "parallelism_config=.*strategy=fsdp"),
+    "zero 4": (zero(zero_stage=4), "zero_stage=4: taken are 0, 1, 2, 3"),
+    "zero, disk": (zero(offload_optimizer_device="nvme"), "offload_optimizer_device=nvme: taken are none, cpu"),
     "zero, accumulated": (zero(gradient_accumulation_steps=4), "gradient_accumulation_steps=4: .*batch.global_size"),
-    "zero, pdsh": (zero(deepspeed_multinode_launcher="pdsh"), "deepspeed_multinode_launcher=pdsh: launch.hosts"),
-    "zero, hostfile": (zero(deepspeed_hostfile="/job/hosts"), "deepspeed_hostfile=/job/hosts: launch.hosts"),
-    "zero, experts": (zero(deepspeed_moe_layer_cls_names="A"), "deepspeed_moe_layer_cls_names=A"),
-    "zero, unknown": (zero(x=1), "x=1: is not known"),
+    "zero, pdsh": (zero(deepspeed_multinode_launcher="pdsh"), "deepspeed_multinode_launcher=pdsh: .*strategy=zero1"),
+    "zero, a file": (zero(deepspeed_config_file="ds.json"), "deepspeed_config_file=ds.json: .*strategy.zero_options"),
+    "no whole number": ({**GPUS, "num_processes": 2.5}, "num_processes=2.5: must be a whole number"),
+    "no number": ({**GPUS, "num_machines": True}, "num_machines=True: must be a whole number"),
+    "no clipping": (zero(gradient_clipping=float("nan")), "gradient_clipping=nan: must be a number"),
+    "no group": ({**FSDP, "fsdp_config": [1]}, "fsdp_config=.1.: must be a group of options"),
 }
 
 
@@ -273,14 +203,11 @@ def test_what_is_refused_is_named(name: str) -> None:
 def test_every_field_of_accelerates_class_is_known() -> None:
     """Of the version that is installed: a field of a newer one would be refused as unknown, by name."""
     from accelerate.commands.config.config_args import ClusterConfig
-    from accelerate.utils import DistributedType
 
-    kinds = {kind.value for kind in DistributedType}
-    assert kinds <= set(DISTRIBUTED)
     for name, entry in ClusterConfig.__dataclass_fields__.items():
         default = None if entry.default is dataclasses.MISSING else entry.default
         values = {name: default, **GPUS}
-        assert translate(values).get("launch.num_processes") == "4", name
+        assert dict(translate(values))["launch.num_processes"] == "4", name
 
 
 def test_what_accelerate_itself_writes_is_read(tmp_path: Path) -> None:
@@ -305,98 +232,6 @@ def test_what_accelerate_itself_writes_is_read(tmp_path: Path) -> None:
     written.to_json_file(str(tmp_path / "theirs.json"))
     config = compose_run(CONFIGS, [f"launch.accelerate_config={tmp_path / 'theirs.json'}"])
     assert (config.strategy.name.value, config.launch.master_port) == ("fsdp", 29501)
-
-
-JSON = {
-    "zero_optimization": {
-        "stage": 3,
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "reduce_bucket_size": "auto",
-        "stage3_prefetch_bucket_size": 1e7,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        "stage3_gather_16bit_weights_on_model_save": True,
-    },
-    "bf16": {"enabled": True},
-    "fp16": {"enabled": False, "loss_scale": 0, "hysteresis": 2},
-    "gradient_clipping": 1.5,
-    "train_batch_size": 64,
-    "train_micro_batch_size_per_gpu": 8,
-    "gradient_accumulation_steps": 2,
-    "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.9, 0.95], "eps": "auto", "weight_decay": 0.1}},
-    "scheduler": {
-        "type": "WarmupDecayLR",
-        "params": {
-            "warmup_num_steps": 10,
-            "warmup_min_lr": 0,
-            "total_num_steps": 9,
-        },
-    },
-    "steps_per_print": 100,
-    "wall_clock_breakdown": False,
-}
-
-
-def test_a_deepspeed_file(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text(json.dumps(JSON))
-    values = {**ZERO, "deepspeed_config": {"deepspeed_config_file": "ds.json", "zero3_init_flag": False}}
-    config = composed(tmp_path, values)
-    wanted = {
-        "strategy.name": "zero3",
-        "strategy.offload": "optimizer",
-        "precision": "bf16",
-        "optimizer.clip_norm": 1.5,
-        "strategy.zero_options": {
-            "overlap_comm": True,
-            "contiguous_gradients": True,
-            "stage3_prefetch_bucket_size": 1e7,
-        },
-        "batch.global_size": 64,
-        "batch.micro_size": 8,
-        "optimizer.lr": 2e-5,
-        "optimizer.betas": [0.9, 0.95],
-        "optimizer.weight_decay": 0.1,
-        "optimizer.eps": 1e-8,
-        "schedule.name": "linear",
-        "schedule.warmup_steps": 10,
-    }
-    assert {key: look(config, key) for key in wanted} == wanted
-    notes = translate(values, tmp_path).notes
-    assert [note.split(":")[0] for note in notes] == [
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save=True",
-        "steps_per_print",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, "offload_optimizer_device=nvme"),
-        (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}},
-            "offload_optimizer.ratio",
-        ),
-        ({"zero_optimization": {"stage": 2, "magic": 1}}, "zero_optimization.magic=1"),
-        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type=OneBitAdam"),
-        ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "optimizer.params.amsgrad=True"),
-        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type=OneCycle"),
-        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "log"}}}, "scheduler.params.warmup_type=log"),
-        ({"fp16": {"enabled": True, "loss_scale": 128}}, "fp16.loss_scale=128"),
-        ({"wall_clock_breakdown": True}, "wall_clock_breakdown=True: debug=profile"),
-        ({"tensorboard": {"enabled": True}}, "tensorboard="),
-    ],
-)
-def test_a_deepspeed_file_with_what_cannot_be(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    (tmp_path / "ds.json").write_text(json.dumps({**JSON, **change}))
-    with pytest.raises(ConfigError, match=rf"^launch.accelerate_config: .*{said}"):
-        translate({**ZERO, "deepspeed_config": {"deepspeed_config_file": "ds.json"}}, tmp_path)
-
-
-def test_rows_follow_from_two_numbers(tmp_path: Path) -> None:
-    only = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3, "zero_optimization": {"stage": 1}}
-    (tmp_path / "ds.json").write_text(json.dumps(only))
-    values = {**ZERO, "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
-    assert translate(values, tmp_path).get("batch.global_size") == "48"  # 4 rows, 3 times, on 4 processes
 
 
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
