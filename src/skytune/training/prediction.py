@@ -15,6 +15,7 @@ from ..config import UserError
 from ..data.batches import TokenTable
 from .devices import World
 from .memory import AtOnce, half, ran_out, release
+from .together import gather_bytes
 
 Autocast = Callable[[], AbstractContextManager[None]]
 
@@ -156,11 +157,10 @@ def loss_of(output: object) -> torch.Tensor:
 
 def _gather(rows: list[np.ndarray], logits: list[np.ndarray], world: World) -> tuple[np.ndarray, np.ndarray]:
     """Join what all processes computed; a process may have nothing."""
-    mine = (np.concatenate(rows), np.concatenate(logits)) if rows else None
-    parts = [mine]
-    if world.size > 1:
-        from accelerate.utils import gather_object
 
-        parts = gather_object([mine])
-    present = [part for part in parts if part is not None]
-    return np.concatenate([p[0] for p in present]), np.concatenate([p[1] for p in present])
+    def joined(parts: list[np.ndarray], kind: type[np.generic]) -> np.ndarray:
+        own = b"".join(part.astype(kind, copy=False).tobytes() for part in parts)
+        return np.frombuffer(b"".join(gather_bytes(world, own)), kind)
+
+    all_rows = joined(rows, np.int64)
+    return all_rows, joined(logits, np.float32).reshape(len(all_rows), -1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...common.paths import resolve_below
 from ...config import UserError
 from ..together import all_do, main_does
 from . import manifest as manifests
@@ -88,7 +89,7 @@ def _sent(world: "World", store: Store, step: int, folder: Path, blind: bool, ha
         target.mkdir(parents=True, exist_ok=True)
     for name, size in sorted(sizes.items()):
         source = files[name].open("rb") if world.main else None
-        place = (target / name).open("wb") if writes else None
+        place = resolve_below(target, name).open("wb") if writes else None
         try:
             for start in range(0, size, CHUNK):
                 count = min(CHUNK, size - start)
