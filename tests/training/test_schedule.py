@@ -1,5 +1,6 @@
 """The learning rate is a function of the optimizer step; its shapes are those people know from transformers."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,18 +11,94 @@ from skytune.training.schedule import build_optimizer, factor, parameter_groups,
 
 
 @pytest.mark.parametrize("name", list(ScheduleName))
-@pytest.mark.parametrize("warmup", [0, 10])
-def test_shapes_are_those_of_transformers(name: ScheduleName, warmup: int) -> None:
-    from transformers import get_scheduler
+@pytest.mark.parametrize("warmup", [{}, {"warmup_steps": 10}, {"warmup_ratio": 0.06}, {"warmup_ratio": 0.1}])
+@pytest.mark.parametrize("steps", [21, 33, 100])
+def test_rates_are_those_of_transformers_trainer(
+    name: ScheduleName, warmup: dict[str, Any], steps: int, tmp_path: Path
+) -> None:
+    from transformers import Trainer, TrainingArguments
 
-    reference = {"constant": "constant_with_warmup"}.get(name.value, name.value)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = get_scheduler(reference, optimizer, num_warmup_steps=warmup, num_training_steps=100)
-    ours = factor(ScheduleConfig(name=name, warmup_steps=warmup), 100)
-    for step in range(100):
-        assert ours(step) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12), step
-        optimizer.step()
-        theirs.step()
+    theirs = TrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        learning_rate=1.0,
+        lr_scheduler_type={"constant": "constant_with_warmup"}.get(name.value, name.value),
+        warmup_steps=warmup.get("warmup_steps") or warmup.get("warmup_ratio", 0),
+    )
+    trainer = Trainer(torch.nn.Linear(2, 2), theirs)
+    trainer.create_optimizer_and_scheduler(steps)
+    ours = factor(ScheduleConfig(name=name, **warmup), steps)
+    for step in range(steps):
+        assert ours(step) == trainer.lr_scheduler.get_last_lr()[0], step
+        trainer.optimizer.step()
+        trainer.lr_scheduler.step()
+
+
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20, "hidden_size": 8}
+OTHER_NAMES: dict[str, dict[str, Any]] = {
+    "squeezebert": {"embedding_size": 8},
+    "xlnet": {"d_model": 8, "n_layer": 1, "n_head": 2, "d_inner": 8},
+    "funnel": {"d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "block_sizes": [1], "num_decoder_layers": 1},
+    "t5": {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
+    "gpt2": {"n_embd": 8, "n_layer": 1, "n_head": 2},
+    "distilbert": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8},
+    "bart": {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2},
+}
+KINDS = ["bert", "llama", "modernbert", "mpnet", "convbert", "deberta-v2", "albert", *OTHER_NAMES]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_and_constants_are_those_of_transformers_trainer(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer, TrainingArguments
+
+    config = AutoConfig.for_model(kind, **{**SMALL, "pad_token_id": 0, **OTHER_NAMES.get(kind, {})})
+    model = AutoModelForSequenceClassification.from_config(config)
+    theirs = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, weight_decay=0.1))
+    theirs.create_optimizer()
+    ours = build_optimizer(OptimizerConfig(weight_decay=0.1), model)
+
+    def decays(groups: list[dict[str, Any]]) -> dict[int, float]:
+        return {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+
+    found, wanted = decays(ours.param_groups), decays(theirs.optimizer.param_groups)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[p]: found[p] for p in names} == {names[p]: wanted[p] for p in names}
+    for key in ("betas", "eps", "amsgrad", "maximize"):
+        assert ours.defaults[key] == theirs.optimizer.defaults[key], key
+
+
+def test_loss_and_clipping_are_those_of_transformers_trainer(tmp_path: Path, tiny_model: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from skytune.config import ModelConfig, Precision, RunConfig
+    from skytune.models import build_model
+    from skytune.training.devices import World
+    from skytune.training.prediction import loss_of
+    from skytune.training.strategy import build_strategy
+
+    model = build_model(ModelConfig(name=str(tiny_model), dropout=0.0), None, ["a", "b", "c"], 0)
+    batch = {"input_ids": torch.randint(5, 19, (6, 9)), "labels": torch.tensor([0, 1, 2, 2, 1, 0])}
+    trainer = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
+    wanted = trainer.compute_loss(model, dict(batch))
+    strategy = build_strategy(RunConfig(), World(0, 1, torch.device("cpu"), Precision.fp32))
+    strategy.prepare(model)
+    found = loss_of(strategy.module(**batch))
+    assert found.item() == wanted.item()
+    (1000 * found).backward()
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    norm = strategy.clip(1.0)
+    clipped = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    for p, grad in zip((p for p in model.parameters() if p.grad is not None), grads, strict=True):
+        p.grad.copy_(grad)
+    assert norm == trainer.accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    assert norm is not None and norm > 1
+    for p, grad in zip((p for p in model.parameters() if p.grad is not None), clipped, strict=True):
+        assert torch.equal(p.grad, grad)
+
+
+def test_a_ratio_of_a_step_or_two_leaves_one_to_learn_in() -> None:
+    assert factor(ScheduleConfig(warmup_ratio=0.1), 1)(0) == 1.0
+    assert factor(ScheduleConfig(warmup_ratio=0.9), 2)(1) == 1.0
 
 
 def test_half_way_down_at_step_50_of_100() -> None:

@@ -78,7 +78,7 @@ class OptimizerConfig:
     """Peak learning rate."""
 
     weight_decay: float = 0.01
-    """Decoupled weight decay; biases and normalization weights are never decayed."""
+    """Decoupled weight decay; biases and normalization weights, as transformers' Trainer tells them, never decay."""
 
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     """AdamW's two averaging constants."""
@@ -142,7 +142,7 @@ class ScheduleConfig:
     """Optimizer steps in which the rate grows linearly from 0."""
 
     warmup_ratio: float = 0.0
-    """The same as a share of all steps; used when `warmup_steps` is 0."""
+    """The same as a share of all steps, rounded up; used when `warmup_steps` is 0."""
 
     scale_lr: ScaleLr = ScaleLr.none
     """How `optimizer.lr` follows the global batch: `linear` (times `batch.global_size / scale_reference`; for SGD:

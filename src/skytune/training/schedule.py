@@ -14,28 +14,24 @@ from ..config.targets import instantiate, locate
 def factor(config: ScheduleConfig, total_steps: int) -> Callable[[int], float]:
     """Return the factor on the peak rate as a function of the optimizer step (0 is the first).
 
-    Linear and cosine decay reach 0 after the last step; a warmup of w steps grows from 0 by 1/w a step. The shapes are
-    those of `transformers.get_{linear,cosine,constant}_schedule_with_warmup`, so that published recipes carry over.
+    The function, and the rounding of the warmup, are transformers' own, so that published recipes carry over: linear
+    and cosine decay reach 0 after the last step; a warmup of w steps grows from 0 by 1/w a step.
 
     Raises:
         ConfigError: the warmup is as long as the whole run, or a function of the user's own does not fit.
     """
-    warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
     if config._target_:
         return _own(config._target_, config.args, total_steps)
+    # A ratio rounds up; of a run of a step or two it leaves the last one.
+    warmup = config.warmup_steps or min(math.ceil(total_steps * config.warmup_ratio), total_steps - 1)
     if warmup and warmup >= total_steps:
         raise ConfigError(f"schedule: the warmup of {warmup} steps leaves nothing of the run's {total_steps} steps")
+    from transformers import get_scheduler
 
-    def at(step: int) -> float:
-        if step < warmup:
-            return step / warmup
-        progress = (step - warmup) / max(1, total_steps - warmup)
-        if config.name is ScheduleName.linear:
-            return max(0.0, 1 - progress)
-        if config.name is ScheduleName.cosine:
-            return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-        return 1.0
-
+    name = "constant_with_warmup" if config.name is ScheduleName.constant else config.name.value
+    nothing = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    found: Any = get_scheduler(name, nothing, num_warmup_steps=warmup, num_training_steps=total_steps)
+    at: Callable[[int], float] = found.lr_lambdas[0]
     return at
 
 
@@ -55,12 +51,19 @@ def _own(target: str, args: dict[str, Any], total_steps: int) -> Callable[[int],
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two parameter groups: weights that decay, and biases and normalization weights (1-D) that do not."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    """Return two parameter groups: weights that decay, and biases and normalization weights that do not.
+
+    By name and kind, as transformers' Trainer has it (XLNet, Funnel and ConvBERT have biases with two dimensions), and
+    nothing with one dimension decays (a batch normalization's weights, which the Trainer's names miss).
+    """
+    from transformers import Trainer
+
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         raise ConfigError("model: no parameter is trainable (is everything frozen?)")
-    decayed = [p for p in trainable if p.ndim > 1]
-    rest = [p for p in trainable if p.ndim <= 1]
+    unlike_a_bias = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]  # asks no Trainer
+    decayed = [p for name, p in trainable if p.ndim > 1 and name in unlike_a_bias]
+    rest = [p for name, p in trainable if p.ndim <= 1 or name not in unlike_a_bias]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
