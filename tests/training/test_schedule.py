@@ -42,7 +42,13 @@ OTHER_NAMES: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
     "gpt2": {"n_embd": 8, "n_layer": 1, "n_head": 2},
     "distilbert": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8},
-    "bart": {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2},
+    "bart": {
+        "d_model": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+    },
 }
 KINDS = ["bert", "llama", "modernbert", "mpnet", "convbert", "deberta-v2", "albert", *OTHER_NAMES]
 
@@ -51,7 +57,11 @@ KINDS = ["bert", "llama", "modernbert", "mpnet", "convbert", "deberta-v2", "albe
 def test_groups_and_constants_are_those_of_transformers_trainer(kind: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
-    config = AutoConfig.for_model(kind, **{**SMALL, "pad_token_id": 0, **OTHER_NAMES.get(kind, {})})
+    sizes = OTHER_NAMES.get(kind, {})
+    small = (
+        {"vocab_size": 20, "pad_token_id": 0, **sizes} if "d_model" in sizes else {**SMALL, "pad_token_id": 0, **sizes}
+    )
+    config = AutoConfig.for_model(kind, **small)
     model = AutoModelForSequenceClassification.from_config(config)
     theirs = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, weight_decay=0.1))
     theirs.create_optimizer()

@@ -61,7 +61,7 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         raise ConfigError("model: no parameter is trainable (is everything frozen?)")
-    unlike_a_bias = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]  # asks no Trainer
+    unlike_a_bias = set(Trainer.get_decay_parameter_names(None, model))  # it asks no Trainer for anything
     decayed = [p for name, p in trainable if p.ndim > 1 and name in unlike_a_bias]
     rest = [p for name, p in trainable if p.ndim <= 1 or name not in unlike_a_bias]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
