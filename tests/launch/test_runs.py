@@ -40,12 +40,10 @@ CHANGES = {
     "schedule.name": "cosine",
     "schedule.warmup_steps": 3,
     "eval.every_steps": 5,
-    "eval.metrics": ["accuracy"],
     "checkpoint.select": "last",
     "checkpoint.metric": "loss",
     "callbacks": {"a": {"_target_": "b.C"}},
     "debug.overfit": True,
-    "extra": {"my_key": 1},
     "early_stopping.patience": 2,
     "ema.decay": 0.9,
     "schedule.scale_lr": "sqrt",
@@ -79,6 +77,9 @@ KEEPS = {
     "log.every_seconds": 1.0,
     "batch.micro_size": 4,
     "eval.batch_size": 8,
+    "eval.metrics": ["accuracy"],
+    "eval.extra_metrics": {"mine": {"_target_": "a.b"}},
+    "extra": {"my_key": 1},
     "eval.sets": {"more": "more.tsv"},
     "debug.traceback": True,
     "debug.profile_steps": 3,
@@ -160,6 +161,25 @@ def test_the_reference_batch_decides_where_the_rate_follows_the_batch() -> None:
     assert len(keys) == 2
 
 
+def test_the_metric_that_chooses_the_weights_decides() -> None:
+    """Only it: the logits are kept, whatever they are scored with."""
+    mine = {"eval": {"metrics": ["f1"], "extra_metrics": {"mine": {"_target_": "a.b"}}}}
+
+    def key(metric: str, changes: dict[str, Any]) -> str:
+        return run_key(changed(**{**mine, **changes, "checkpoint.metric": metric}), PRINTS)
+
+    other = {
+        "eval": {"metrics": ["f1", "a/kappa"], "extra_metrics": {"mine": {"_target_": "a.c"}, "f": {"_target_": "a.b"}}}
+    }
+    assert key("f1", other) == key("f1", {})
+    assert key("mine", other) != key("mine", {}) and key("mine_part", other) != key("mine_part", {})
+
+
+def test_keys_of_ones_own_decide_where_a_callback_sees_them() -> None:
+    callback = {"callbacks": {"a": {"_target_": "b.C"}}}
+    assert run_key(changed(**callback, extra={"k": 1}), PRINTS) != run_key(changed(**callback, extra={"k": 2}), PRINTS)
+
+
 def test_fingerprints_decide_too() -> None:
     keys = {run_key(changed(), prints) for prints in (PRINTS, {**PRINTS, "data": "e"}, {**PRINTS, "weights": "v"})}
     assert len(keys) == 3
@@ -195,7 +215,6 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "schedule._target_",
         "schedule.args",
         "eval.every_epochs",
-        "eval.extra_metrics",
         "early_stopping.min_delta",
     }
     whole = ("data.", "benchmark.", "strategy.", "compile.", "compute.", "launch.")  # groups that never decide

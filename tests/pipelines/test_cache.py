@@ -75,9 +75,17 @@ def test_message_elsewhere_does_not_count(scene: Any) -> None:
     assert statuses(scene) == REUSED
 
 
-def test_comment_in_a_helper_does_not_count(scene: Any) -> None:
+def test_comments_and_docstrings_do_not_count(scene: Any) -> None:
     edit(scene, "data/splits.py", "\nimport ", "\n# a remark\nimport ")
+    for step in ALL:
+        edit(scene, f"steps/{step}.py", '    """', '    """In other words: ')
     assert statuses(scene) == REUSED
+
+
+def test_other_metrics_and_notes_score_anew_and_train_nothing(scene: Any) -> None:
+    found = statuses(scene, "eval.metrics=[accuracy]", "+extra.note=mine")
+    assert found == {**REUSED, "evaluate_model": "completed"}
+    assert "f1" not in scene.last.out
 
 
 def test_helper_of_load_data(scene: Any) -> None:

@@ -1,6 +1,8 @@
 """What counts as a change of a step's code: what its work imports, as a syntax tree; the user's modules; versions."""
 
 import importlib
+import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from skytune.config import RunConfig, from_dict
+from skytune.models.hashing import hash_target
 from skytune.steps import fingerprints as module
 from skytune.steps.fingerprints import PACKAGES, ROOTS, code_hash, fingerprints, versions
 
@@ -163,30 +166,72 @@ def test_versions_are_those_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert versions(PACKAGES["load_data"]) != before
 
 
+TRAINS, EVALUATES = {"train_model"}, {"evaluate_model"}
+
+
 @pytest.mark.parametrize(
-    "groups",
+    ("groups", "steps"),
     [
-        {"model": {"_target_": "fp_mine.Thing"}},
-        {"data": {"_target_": "fp_mine.Thing"}},
-        {"optimizer": {"_target_": "fp_mine.Thing"}},
-        {"schedule": {"_target_": "fp_mine.Thing"}},
-        {"callbacks": {"a": {"_target_": "fp_mine.Thing"}}},
-        {"eval": {"extra_metrics": {"a": {"_target_": "fp_mine.Thing"}}}},
-        {"plugins": ["fp_mine"]},
-        {"optimizer": {"_target_": "fp_mine.Thing.value"}},
-        {"optimizer": {"_target_": "fp_folder.inner.Thing"}},
+        ({"model": {"_target_": "fp_mine.Thing"}}, {"load_data", "train_model"}),
+        ({"data": {"_target_": "fp_mine.Thing"}}, {"load_data"}),
+        ({"optimizer": {"_target_": "fp_mine.Thing"}}, TRAINS),
+        ({"schedule": {"_target_": "fp_mine.Thing"}}, TRAINS),
+        ({"callbacks": {"a": {"_target_": "fp_mine.Thing"}}}, TRAINS),
+        ({"eval": {"extra_metrics": {"a": {"_target_": "fp_mine.Thing"}}}}, EVALUATES),
+        (
+            {"eval": {"extra_metrics": {"a": {"_target_": "fp_mine.Thing"}}}, "checkpoint": {"metric": "a_part"}},
+            TRAINS | EVALUATES,
+        ),
+        ({"eval": {"metrics": ["accuracy", "SELF/fp_below.py"]}}, EVALUATES),
+        ({"plugins": ["fp_mine"]}, set(ROOTS)),
+        ({"optimizer": {"_target_": "fp_mine.Thing.value"}}, TRAINS),
+        ({"optimizer": {"_target_": "fp_folder.inner.Thing"}}, TRAINS),
     ],
-    ids=lambda groups: next(iter(groups)),
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_module_of_the_users_own_counts(write: Write, groups: dict[str, object]) -> None:
+def test_a_module_of_the_users_own_counts(
+    write: Write, tmp_path: Path, groups: dict[str, object], steps: set[str]
+) -> None:
+    """For the steps that call it, and no others."""
     write("fp_mine.py", "import fp_below\n" + BASE)
     write("fp_folder/__init__.py", "")
     write("fp_folder/inner.py", "import fp_below\nraise RuntimeError('nothing of the user\\'s is run for this')\n")
     write("fp_below.py", "X = 1\n")
-    config = from_dict(RunConfig, groups)
-    before = {step: fingerprints(step, config) for step in ROOTS}
-    write("fp_below.py", "X = 2\n")
-    for step in ROOTS:
-        after = fingerprints(step, config)
-        assert after["own"] != before[step]["own"]
-        assert after["code"] == before[step]["code"]
+    config = from_dict(RunConfig, json.loads(json.dumps(groups).replace("SELF", str(tmp_path))))
+
+    def changes(text: str) -> set[str]:
+        before = {step: fingerprints(step, config) for step in ROOTS}
+        write("fp_below.py", text)
+        return {step for step in ROOTS if fingerprints(step, config) != before[step]}
+
+    assert changes("# a remark\nX = 1\n'words'\n") == set()
+    assert changes("X = 2\n") == steps
+    assert all(fingerprints(step, config)["code"] == fingerprints(step, RunConfig())["code"] for step in ROOTS)
+
+
+def test_what_a_target_means_counts_not_how_it_is_written(write: Write) -> None:
+    """It names the run: with the bytes of the file, a remark would lose the checkpoints."""
+
+    def found(text: str) -> str:
+        write("fp_target.py", text)
+        return hash_target("fp_target.Thing", {"a": 1}, "model._target_")
+
+    before = found(BASE)
+    assert found(BASE.replace("A thing.", "Another.").replace("  # a remark", "")) == before
+    assert found(BASE.replace("times=2", "times=3")) != before
+
+
+@pytest.mark.parametrize("step", ROOTS)
+def test_the_docstring_of_a_step_does_not_count_its_code_does(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(module.PACKAGE, tmp_path / "skytune", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(module, "PACKAGE", tmp_path / "skytune")
+    file = tmp_path / "skytune" / "steps" / f"{step}.py"
+    before, text = fingerprints(step, RunConfig()), file.read_text()
+    file.write_text(text.replace('    """', '    """In other words: ', 1) + "# a remark\n")
+    module._parsed.cache_clear()
+    assert fingerprints(step, RunConfig()) == before
+    file.write_text(text + "ADDED = 1\n")
+    module._parsed.cache_clear()
+    assert fingerprints(step, RunConfig()) != before

@@ -75,7 +75,9 @@ def test_machine_launcher_loader_and_log_are_never_part_of_a_cache_key(values: d
         ({"seed": 1}, {"load_data", "train_model"}),
         ({"data": {"max_rows": 1}}, {"load_data"}),
         ({"data": {"bad_rows": "drop"}}, {"load_data"}),
-        ({"eval": {"metrics": ["accuracy"]}}, {"train_model", "evaluate_model"}),
+        ({"eval": {"metrics": ["accuracy"]}}, {"evaluate_model"}),
+        ({"eval": {"extra_metrics": {"mine": {"_target_": "json.dumps"}}}}, {"evaluate_model"}),
+        ({"extra": {"note": "mine"}}, {"evaluate_model"}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -126,6 +128,7 @@ def test_a_step_gets_the_whole_configuration_where_the_cache_does_not_look(value
     assert configured.enable_cache is False
     assert from_dict(RunConfig, configured.extra[EXTRA]) == config
     assert EXTRA not in configured.parameters
+    assert not configured.cache_policy.include_step_code, "ZenML's hash of it has its docstring"
 
 
 class Store:

@@ -37,6 +37,9 @@ UNDECISIVE = (
 )
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
+UNDECISIVE_EVAL = ("batch_size", "sets", "metrics", "extra_metrics")
+"""Likewise of `eval`: the logits are kept, whatever they are scored with."""
+
 
 def decisive(config: RunConfig) -> dict[str, Any]:
     """Return the part of the configuration that decides the result."""
@@ -47,8 +50,18 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     if config.schedule.scale_lr is ScaleLr.none:  # keys of runs from before there was such a thing stay what they were
         values["schedule"] = {k: v for k, v in values["schedule"].items() if not k.startswith("scale_")}
     values["debug"] = {"overfit": config.debug.overfit}
-    values["eval"] = {key: value for key, value in values["eval"].items() if key not in ("batch_size", "sets")}
+    values["eval"] = {key: value for key, value in values["eval"].items() if key not in UNDECISIVE_EVAL}
+    if own := deciding_metrics(config):
+        values["eval"]["deciding"] = own
+    if not config.callbacks:  # they alone see it
+        del values["extra"]
     return values
+
+
+def deciding_metrics(config: RunConfig) -> dict[str, Any]:
+    """Return those of `eval.extra_metrics` that give `checkpoint.metric`."""
+    metric = config.checkpoint.metric
+    return {n: spec for n, spec in config.eval.extra_metrics.items() if metric == n or metric.startswith(f"{n}_")}
 
 
 def run_key(config: RunConfig, fingerprints: dict[str, str]) -> str:

@@ -1,5 +1,6 @@
 """Fingerprints of files and values, by content: a copied file is the same, an edited one is not."""
 
+import ast
 import contextlib
 import hashlib
 import inspect
@@ -54,7 +55,7 @@ def hash_values(*values: Any) -> str:
 
 
 def hash_target(target: str, args: dict[str, Any], key: str) -> str:
-    """Return the hash of something given by `_target_`: its module's source file and its arguments.
+    """Return the hash of something given by `_target_`: the code of its module and its arguments.
 
     Raises:
         ConfigError: there is nothing at that import path; the message starts with `key`.
@@ -67,8 +68,31 @@ def hash_target(target: str, args: dict[str, Any], key: str) -> str:
     except TypeError:  # something built in, or an instance: its own class has the source
         module = inspect.getmodule(type(found))
         file = getattr(module, "__file__", None)
-    code = hash_file(file) if file and os.path.isfile(file) else ""
+    code = ""
+    if file and os.path.isfile(file):
+        code = hash_values(ast.dump(parse(Path(file)))) if file.endswith(".py") else hash_file(file)
     return hash_values("target", target, args, code)
+
+
+def parse(path: Path) -> ast.Module:
+    """Return what a Python file means: its syntax tree without docstrings. Comments and layout are not in it.
+
+    Raises:
+        UserError: the file cannot be read, or holds no Python.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    for node in ast.walk(tree):
+        for block in ("body", "orelse", "finalbody"):
+            if isinstance(statements := getattr(node, block, None), list):
+                setattr(node, block, [statement for statement in statements if not _is_text(statement)])
+    return tree
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _digest(path: Path) -> str:

@@ -15,11 +15,14 @@ import importlib.util
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import skytune
 
-from ..config import RunConfig
-from ..config.targets import split_spec
+from ..config import METRICS, RunConfig, to_dict
+from ..launch.runs import deciding_metrics
+from ..models.hashing import parse
+from ..training.metrics.user import folder_script
 
 ROOTS = {
     "load_data": ("skytune.data.prepare", "skytune.data.tables"),
@@ -42,11 +45,16 @@ UNCOUNTED = ("skytune.config", "skytune.job")
 
 
 def fingerprints(step: str, config: RunConfig) -> dict[str, str]:
-    """Return `code`, `versions` and, where the config names modules of the user's, `own` for one step."""
-    found = {"code": code_hash(ROOTS[step]), "versions": versions(PACKAGES[step])}
-    own = _own_modules(config)
-    if own:
-        found["own"] = code_hash(own, everything=True)
+    """Return `code`, `versions` and, where the config names modules of the user's for one step, `own`."""
+    own_file = PACKAGE / "steps" / f"{step}.py"  # ZenML itself would compare its docstring, too (see `parameters.on`)
+    found = {
+        "code": code_hash(ROOTS[step], _parsed(own_file, own_file.stat().st_mtime_ns, step)[0]),
+        "versions": versions(PACKAGES[step]),
+    }
+    modules, scripts = _own(step, config)
+    if modules or scripts:
+        trees = [_parsed(path, path.stat().st_mtime_ns, path.stem)[0] for path in scripts]
+        found["own"] = code_hash(modules, *trees, everything=True)
     return found
 
 
@@ -61,9 +69,10 @@ def versions(packages: tuple[str, ...]) -> str:
     return " ".join(found)
 
 
-def code_hash(roots: tuple[str, ...], everything: bool = False) -> str:
-    """Return a hash of the modules reached from `roots`: this package's, or with `everything` the user's as well."""
-    digest = hashlib.sha256()
+def code_hash(roots: tuple[str, ...], *more: str, everything: bool = False) -> str:
+    """Return a hash of the modules reached from `roots` (this package's, or with `everything` the user's as well), and
+    of `more` trees."""
+    digest = hashlib.sha256("".join(more).encode())
     for module, tree in sorted(_closure(roots, everything).items()):
         digest.update(f"{module}\n{tree}\n".encode())
     return digest.hexdigest()[:16]
@@ -121,7 +130,7 @@ def _own_source(module: str) -> Path | None:
 @functools.lru_cache(maxsize=512)
 def _parsed(path: Path, changed_ns: int, module: str) -> tuple[str, tuple[str, ...]]:
     """Return (syntax tree as text without docstrings, modules it imports)."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parse(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     imports: list[str] = []
     for node in ast.walk(tree):
@@ -131,19 +140,23 @@ def _parsed(path: Path, changed_ns: int, module: str) -> tuple[str, tuple[str, .
             base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
             base = ".".join(filter(None, [base, node.module or ""]))
             imports += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [item for item in node.body if not _is_docstring(item)]
     return ast.dump(tree), tuple(imports)
 
 
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _own_modules(config: RunConfig) -> tuple[str, ...]:
-    """Return the modules of everything that the config gives by import path, and the packages that they lie in."""
-    targets = [config.model._target_, config.data._target_, config.optimizer._target_, config.schedule._target_]
-    targets += [split_spec(spec)[0] for spec in (*config.callbacks.values(), *config.eval.extra_metrics.values())]
-    modules = [target.rpartition(".")[0] for target in targets if target] + list(config.plugins)
+def _own(step: str, config: RunConfig) -> tuple[tuple[str, ...], list[Path]]:
+    """Return the modules of everything that the config gives to a step by import path, the packages that they lie in,
+    and the files of `evaluate` modules."""
+    specs: list[Any] = [to_dict(config.model)] if step != "evaluate_model" else []
+    folders: list[str] = []
+    if step == "load_data":
+        specs.append(to_dict(config.data))
+    elif step == "train_model":
+        specs += [to_dict(config.optimizer), to_dict(config.schedule)]
+        specs += [*config.callbacks.values(), *deciding_metrics(config).values()]
+    else:
+        specs += config.eval.extra_metrics.values()
+        folders = [name for name in config.eval.metrics if name not in METRICS]
+    modules = [spec["_target_"].rpartition(".")[0] for spec in specs if spec["_target_"]] + list(config.plugins)
     # What comes before the last dot may be a class (`module.Class.method`); a name that is no module is left out later.
-    return tuple(sorted({".".join(m.split(".")[:n]) for m in modules for n in range(1, m.count(".") + 2)}))
+    packages = {".".join(m.split(".")[:n]) for m in modules for n in range(1, m.count(".") + 2)}
+    return tuple(sorted(packages)), [folder_script(name) for name in folders]

@@ -27,7 +27,11 @@ def on(step: Any, config: RunConfig) -> Any:
         from zenml.client import Client
 
         refuse_lost(Client(), step.name, step.configuration.settings)
-    return step.with_options(extra={EXTRA: to_dict(config)}, enable_cache=config.cache)
+    from zenml.config.cache_policy import CachePolicy
+
+    # The code is in the fingerprints, without comments and docstrings.
+    policy = CachePolicy(include_step_code=False)
+    return step.with_options(extra={EXTRA: to_dict(config)}, enable_cache=config.cache, cache_policy=policy)
 
 
 def elsewhere(step: Any, config: RunConfig) -> Any:
@@ -64,7 +68,7 @@ def for_train_model(config: RunConfig) -> dict[str, Any]:
 def for_evaluate_model(config: RunConfig) -> dict[str, Any]:
     """Return the parameters of `evaluate_model`."""
     prints = {"data": data_fingerprint(config.data, config.eval.sets), **fingerprints("evaluate_model", config)}
-    evaluation = {key: to_dict(config.eval)[key] for key in ("metrics", "extra_metrics")}
+    evaluation = {key: to_dict(config.eval)[key] for key in ("metrics", "extra_metrics")} | {"extra": config.extra}
     values: dict[str, Any] = {"evaluation": evaluation, "fingerprints": prints}
     if config.pipeline is Pipeline.evaluate:
         # No training stands before it: the weights, and the code that predicts, decide the result.
