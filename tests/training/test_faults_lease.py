@@ -101,7 +101,7 @@ def test_the_second_waits_until_the_first_dies(two_lives: Any, jobs: Any, calm: 
     try:
         wait_for(one, r"^checkpoint: step 2 saved")
         two = two_lives[1].start(second, SKYTUNE_LAUNCH="launch-2")
-        held = wait_for(two, r"is being written by the launch launch-1 \(process (\d+) on (\S+), last sign of life")
+        held = wait_for(two, r"is being written by the launch launch-1 \(process (\d+) on (\S+)\)")
         assert (held[1], held[2]) == (str(one.group), socket.gethostname())
         at = saved(one)
         wait_for(one, rf"^checkpoint: step {at + 2} saved")  # the first is not disturbed, the second does nothing

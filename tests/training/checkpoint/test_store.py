@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -303,3 +305,24 @@ def test_completed_marker_that_is_damaged_still_means_something_was_there(tmp_pa
         store.newest()
     (tmp_path / "run-1" / "completed.json").write_text(json.dumps({"step": 3}))
     assert store.completed() == 3
+
+
+def test_folders_of_others_where_checkpoints_are_made_are_left_alone(tmp_path, monkeypatch):
+    """Anybody may make one there, with any name: what a killed process left goes, nothing else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine = Store.open(f"memory://{uuid.uuid4().hex}", "run-1")
+    with mine.stage(1) as stage:
+        prefix = stage.workspace.name.partition(f"-{os.getpid()}-")[0]
+    strange = ["", "x", "x-y", "-1-y", "0-y", "99999999999999999999-y", "\u0661-y", "1.5-y"]
+    for name in [*strange, "999999999-dead"]:
+        (tmp_path / f"{prefix}-{name}").mkdir()
+    (tmp_path / f"{prefix}-999999998-link").symlink_to(tmp_path)
+    chowned = tmp_path / f"{prefix}-999999997-another"
+    chowned.mkdir()
+    if os.getuid() == 0:
+        os.chown(chowned, 12345, 12345)
+        strange.append("999999997-another")
+    mine.write(2, {"model.safetensors": b"2"})
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()} == {
+        f"{prefix}-{name}" for name in strange
+    }

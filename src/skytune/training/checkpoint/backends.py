@@ -6,6 +6,7 @@ explains.
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -100,7 +101,9 @@ class Backend:
         """Begin a checkpoint: return a folder on this machine in which its files are made."""
         prefix = f"skytune-checkpoint-{hashlib.sha256(machine().encode()).hexdigest()[:8]}-"
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-            if not alive(int(left.name.removeprefix(prefix).split("-")[0])):  # it was killed while it wrote
+            pid = left.name.removeprefix(prefix).partition("-")[0]
+            # Anybody may make a folder there. A process that does not run was killed while it wrote.
+            if re.fullmatch("[1-9][0-9]{0,8}", pid) and left.lstat().st_uid == os.getuid() and not alive(int(pid)):
                 shutil.rmtree(left, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
 

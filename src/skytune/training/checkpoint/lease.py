@@ -2,8 +2,8 @@
 key do not interleave.
 
 Atomic where the store can compare and write in one go (`file://`, S3, the Hub); `Lease.atomic` says so. The same launch
-and a dead process of this machine are taken over at once, everybody else after the heartbeat has been silent for long
-enough; clocks of machines should agree to a few seconds.
+and a dead process of this machine are taken over at once, everybody else once the object in the store has not changed
+for as long as its owner promised, by the clock of whoever watches it: clocks of machines need not agree.
 """
 
 import json
@@ -49,7 +49,7 @@ class Owner:
     """Of this very acquisition."""
 
     heartbeat: float
-    """Seconds since the epoch of the last sign of life."""
+    """Seconds since the epoch of the last sign of life, by the owner's clock: never compared, another in each."""
 
     expiry_seconds: float
     """The lease is void after so long a silence."""
@@ -60,9 +60,8 @@ class LeaseHeld(UserError):
 
     def __init__(self, location: str, owner: Owner, wait_seconds: float) -> None:
         super().__init__(
-            f"{location}: is being written by the launch {owner.launch} (process {owner.pid} on {owner.host}, last "
-            f"sign of life {max(0.0, time.time() - owner.heartbeat):.0f} s ago); stop it, give this run another name, "
-            f"or wait {math.ceil(wait_seconds)} s if it is dead"
+            f"{location}: is being written by the launch {owner.launch} (process {owner.pid} on {owner.host}); stop "
+            f"it, give this run another name, or wait {math.ceil(wait_seconds)} s if it is dead"
         )
         self.owner, self.wait_seconds = owner, wait_seconds
 
@@ -78,6 +77,7 @@ class Lease:
         self.store, self.owner, self.atomic = store, owner, atomic
         self.lost: str | None = None
         """Who took the lease away, None while it is ours."""
+        self._renewed = _clock()
         self._path = f"{store.run_key}/{LEASE}"
         patience = min(store.retry.deadline_seconds, QUICK_SECONDS)
         self._quick = Store(store.backend, store.run_key, replace(store.retry, deadline_seconds=patience, quiet=True))
@@ -96,7 +96,7 @@ class Lease:
         Raises:
             UserError: another launch took it, because it is a later life of the same launch or this process was silent.
         """
-        if self.lost is None and time.time() - self.owner.heartbeat > self.owner.expiry_seconds:
+        if self.lost is None and _clock() - self._renewed > self.owner.expiry_seconds:
             self.renew()  # this machine slept, or the store was away
         elif self.lost is None and look:
             self._look(self.store)
@@ -112,9 +112,9 @@ class Lease:
             version = self._look(store)
             if self.lost is not None:
                 return
-            fresh = replace(self.owner, heartbeat=time.time())
+            fresh, begun = replace(self.owner, heartbeat=time.time()), _clock()
             if _swap(store, self._path, _dump(fresh), version) is not None:
-                self.owner = fresh
+                self.owner, self._renewed = fresh, begun
                 return
 
     def _look(self, store: Store) -> Any:
@@ -183,12 +183,18 @@ def acquire(
         expiry_seconds=expiry_seconds or 4 * beat,
     )
     deadline, said, conflicts = time.monotonic() + wait_seconds, False, 0
+    seen, since = b"", time.monotonic()
     while True:
         data, version = store.attempt(lambda: backend.read_version(path), "reading the lease")
-        there = _parse(data)
-        wait = 0.0 if there is None or there.token == me.token else remaining(there, launch)
+        there, now = _parse(data), time.monotonic()
+        if data != seen:
+            seen, since = data or b"", now
+        if there is not None and there.token != me.token and not _free(there, launch):
+            wait = since + there.expiry_seconds - now
+        else:
+            wait = 0.0
         if wait > 0 and there is not None:
-            if time.monotonic() >= deadline:
+            if now > deadline:
                 raise LeaseHeld(store.location, there, wait)
             if say is not None and not said:
                 said = True
@@ -206,13 +212,14 @@ def acquire(
         return Lease(store, me, atomic=atomic, heartbeat_seconds=beat)
 
 
-def remaining(owner: Owner, launch: str, *, now: float | None = None) -> float:
-    """Return the seconds until an owner's lease may be taken by `launch`: 0 for its own, a dead or a silent one's."""
-    if owner.launch == launch or (owner.machine == machine() and not alive(owner.pid, owner.started)):
-        return 0.0
-    silent = (time.time() if now is None else now) - owner.heartbeat
-    # A heartbeat in the future comes from a clock that is ahead: never wait longer than one expiry.
-    return min(owner.expiry_seconds, max(0.0, owner.expiry_seconds - silent))
+def _free(owner: Owner, launch: str) -> bool:
+    """Whether a lease may be taken at once: by a later life of the same launch, or because its process is dead."""
+    return owner.launch == launch or (owner.machine == machine() and not alive(owner.pid, owner.started))
+
+
+def _clock() -> float:
+    """Return seconds that go on while this machine sleeps, whatever its clock is set to."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _swap(store: Store, path: str, data: bytes, version: Any) -> bool | None:
@@ -238,6 +245,7 @@ def _dump(owner: Owner) -> bytes:
 def _parse(data: bytes | None) -> Owner | None:
     """Return the owner; None where there is none, or nothing readable."""
     try:
-        return None if data is None else Owner(**json.loads(data))
-    except (ValueError, TypeError):
+        owner = None if data is None else Owner(**json.loads(data))
+        return owner if owner is None or 0 <= owner.expiry_seconds < math.inf else None
+    except (ValueError, TypeError, RecursionError):
         return None
