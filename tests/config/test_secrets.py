@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from skytune.config import ConfigError, RunConfig, from_dict, to_dict
 from skytune.config.scrubbing import guard_logs, scrub, scrubbed
-from skytune.config.secrets import VARIABLE, hide, looks_secret, redact, reveal
+from skytune.config.secrets import hide, looks_secret, named, refuse_named, reveal
 from skytune.config.targets import instantiate, split_spec
 
 TOKEN = "hf_canaryCanary0123456789"
@@ -22,9 +23,8 @@ TOKEN = "hf_canaryCanary0123456789"
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test leaves secrets behind, or finds those of whoever runs it."""
-    monkeypatch.setenv(VARIABLE, "")
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if looks_secret(name)]:
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(
@@ -87,85 +87,121 @@ def test_no_key_of_the_configuration_is_taken_for_a_secret() -> None:
     assert [name for name in names(RunConfig) if looks_secret(name)] == []
 
 
+def hidden(extra: dict[str, Any]) -> dict[str, Any]:
+    return hide(from_dict(RunConfig, {"extra": extra})).extra
+
+
 def test_what_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("SHORT_TOKEN", "positive")  # an ordinary word, which a label may be
+    monkeypatch.setenv("DB_PASSWORD", "me:tiger")
     values = {
-        "extra": {
-            "api_token": "x1",
-            "note": f"use {TOKEN}, then {TOKEN}",
-            "labels": ["positive", "negative"],
-            "credentials": {"user": "me", "pin": 1234, "on": True, "none": None},
-            "pad_token": "[PAD]",
-            "token": 7,
-        },
-        "data": {"train": "https://me:secret-word@host/a.csv?X-Amz-Signature=abc&page=2&token=t9"},
+        "api_token": "positive",
+        "note": f"use {TOKEN}, then {TOKEN}",
+        "labels": ["positive", "negative"],
+        "credentials": {"user": "positive", "on": True, "none": None},
+        "pad_token": "[PAD]",
+        "token": 7,
+        "train": "https://me:tiger@host/a.csv?X-Amz-Signature=positive&page=2&token=" + TOKEN,
+        "header": "Authorization: Bearer " + TOKEN,
         "git": "ssh://git@host/x",
-        "callbacks": {"auth": {"_target_": "a.B", "password": "p"}},
+        "callbacks": {"auth": {"_target_": "a.B", "password": "positive"}},
     }
-    assert redact(values) == {
-        "extra": {
-            "api_token": "<secret:extra.api_token>",
-            "note": "use <secret:extra.note>, then <secret:extra.note>",
-            "labels": ["positive", "negative"],
-            "credentials": {
-                "user": "<secret:extra.credentials.user>",
-                "pin": "<secret:extra.credentials.pin>",
-                "on": True,
-                "none": None,
-            },
-            "pad_token": "[PAD]",
-            "token": 7,
-        },
-        "data": {
-            "train": "https://<secret:data.train>@host/a.csv?X-Amz-Signature=<secret:data.train:2>&page=2"
-            "&token=<secret:data.train:3>"
-        },
+    found = hidden(values)
+    assert found == {
+        "api_token": "<env:SHORT_TOKEN>",
+        "note": "use <env:HF_TOKEN>, then <env:HF_TOKEN>",
+        "labels": ["positive", "negative"],
+        "credentials": {"user": "<env:SHORT_TOKEN>", "on": True, "none": None},
+        "pad_token": "[PAD]",
+        "token": 7,
+        "train": "https://<env:DB_PASSWORD>@host/a.csv?X-Amz-Signature=<env:SHORT_TOKEN>&page=2&token=<env:HF_TOKEN>",
+        "header": "Authorization: Bearer <env:HF_TOKEN>",
         "git": "ssh://git@host/x",
-        "callbacks": {"auth": {"_target_": "a.B", "password": "<secret:callbacks.auth.password>"}},
+        "callbacks": {"auth": {"_target_": "a.B", "password": "<env:SHORT_TOKEN>"}},
     }
+    assert reveal(found) == values and set(named(found)) == {"HF_TOKEN", "SHORT_TOKEN", "DB_PASSWORD"}
 
 
-def test_a_configuration_without_secrets_stays_as_it_is() -> None:
-    config = RunConfig()
-    assert hide(config) is config
+@pytest.mark.parametrize(
+    ("extra", "key", "name"),
+    [
+        ({"api_token": "x1"}, "api_token", "API_TOKEN"),
+        ({"credentials": {"pin": 1234}}, "credentials.pin", "PIN_SECRET"),
+        ({"passwords": ["a", "b"]}, "passwords.0", "SECRET"),
+        ({"url": "https://me:w0rd@host/x"}, "url", "URL_SECRET"),
+        ({"url": "s3://b/x?X-Amz-Signature=abc"}, "url", "URL_SECRET"),
+        ({"header": "Authorization: Bearer abcdefgh"}, "header", "HEADER_SECRET"),
+        ({"header": "authorization: Basic dTpwYXNz"}, "header", "HEADER_SECRET"),
+        ({"note": "with Bearer abc123def456"}, "note", "NOTE_SECRET"),
+    ],
+)
+def test_one_that_was_typed_is_refused_with_a_way_out_that_works(
+    extra: dict[str, Any], key: str, name: str, monkeypatch: pytest.MonkeyPatch, compose: Callable[..., RunConfig]
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^extra\.{key}: .*export {name}=.*\$.oc.env:{name}.'$") as caught:
+        hidden(extra)
+    assert all(word not in str(caught.value) for word in ("x1", "1234", "w0rd", "abc", "dTpw"))
+    monkeypatch.setenv(name, "the-value")
+    assert compose(f"+extra.a_token='${{oc.env:{name}}}'").extra == {"a_token": f"<env:{name}>"}
 
 
-def test_hidden_in_a_command_and_known_where_it_is_used(compose: Callable[..., RunConfig]) -> None:
-    config = compose(f"+extra.api_token={TOKEN}", "+callbacks.mine={_target_: builtins.dict, password: pw, size: 2}")
+def test_ordinary_words_are_none() -> None:
+    words = {"note": "a basic classifier, the bearer of good news", "url": "https://me@host/a?page=2", "size": 3}
+    assert hidden(words) == words
+
+
+def test_named_in_a_command_and_known_where_it_is_used(
+    compose: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", TOKEN)
+    words = ["+extra.api_token='${oc.env:MY_TOKEN}'"]
+    config = compose(*words, "+callbacks.mine={_target_: builtins.dict, password: '${oc.env:MY_TOKEN}', size: 2}")
     text = json.dumps(to_dict(config))
-    assert TOKEN not in text and "pw" not in config.callbacks["mine"].values()
-    assert hide(config) is config or to_dict(hide(config)) == to_dict(config)
+    assert TOKEN not in text
+    assert hide(config) == config
     assert reveal(config.extra) == {"api_token": TOKEN}
-    assert split_spec(config.callbacks["mine"]) == ("builtins.dict", {"password": "pw", "size": 2})
+    assert split_spec(config.callbacks["mine"]) == ("builtins.dict", {"password": TOKEN, "size": 2})
     assert instantiate("builtins.dict", {"key": config.extra["api_token"]}) == {"key": TOKEN}
-    again = from_dict(RunConfig, json.loads(text))
-    assert reveal(again.extra) == {"api_token": TOKEN}
+    monkeypatch.delenv("MY_TOKEN")
+    with pytest.raises(ConfigError, match=r"MY_TOKEN: this variable, .* is not set: export MY_TOKEN="):
+        reveal(config.extra)
 
 
-def test_a_secret_that_was_not_handed_over_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"extra\.api_token: is a secret, which is written nowhere; give it again"):
-        reveal({"a": ["<secret:extra.api_token>"]})
+def test_a_file_from_elsewhere_gets_none(compose: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a store brings along could otherwise have a secret sent wherever it likes."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(ConfigError, match=r"extra\.to: wants the secret HF_TOKEN of .*extra\.to='http://evil/\$"):
+        refuse_named({"extra": {"to": "http://evil/<env:HF_TOKEN>"}})
+    with pytest.raises(ConfigError, match="wants the secret HF_TOKEN"):
+        compose("+extra.to='http://evil/<env:HF_TOKEN>'")
 
 
-def test_a_secret_decides_no_run_key() -> None:
+def test_a_secret_decides_no_run_key(monkeypatch: pytest.MonkeyPatch) -> None:
     from skytune.launch.runs import run_key
 
-    keys = {run_key(hide(from_dict(RunConfig, {"extra": {"api_token": token}})), {}) for token in ("one", "two")}
+    keys = set()
+    for token in ("one", "two"):
+        monkeypatch.setenv("MY_TOKEN", token)
+        keys.add(run_key(hide(from_dict(RunConfig, {"extra": {"api_token": token}})), {}))
     assert len(keys) == 1
 
 
-def test_the_command_shows_none(command: Callable[..., Any]) -> None:
+def test_the_command_shows_none(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", TOKEN)
     for word in ("--cfg", "--help"):
-        done = command(f"+extra.api_token={TOKEN}", word)
+        done = command("+extra.api_token='${oc.env:MY_TOKEN}'", word)
         assert done.returncode == 0, done.stderr
-        assert TOKEN not in done.stdout + done.stderr and "<secret:extra.api_token>" in done.stdout
+        assert TOKEN not in done.stdout + done.stderr and "<env:MY_TOKEN>" in done.stdout
+    monkeypatch.delenv("MY_TOKEN")
+    done = command(f"+extra.api_token={TOKEN}")
+    assert done.returncode == 1 and TOKEN not in done.stdout + done.stderr
 
 
 def test_messages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_API_KEY", TOKEN)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))  # where it lies is no secret
-    hide(from_dict(RunConfig, {"extra": {"password": "tiger7"}}))
+    monkeypatch.setenv("MY_PASSWORD", "tiger7")
     said = f"{TOKEN} tiger7 s3://user:pass@host https://me@host {tmp_path}"
     assert scrub(said) == f"<secret> <secret> s3://<secret>@host https://me@host {tmp_path}"
     with pytest.raises(OSError) as raised, scrubbed():
@@ -194,7 +230,7 @@ def test_logs_of_any_library(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 
 texts = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(["https://u:p@h/x", "s3://k@b/y?sig=1&z=2", TOKEN, f"a {TOKEN} b", "<secret:x"]),
+    st.sampled_from(["https://u:p@h/x", "s3://k@b/y?sig=1&z=2", TOKEN, f"a {TOKEN} b", "<env:x", "Bearer 12345678"]),
 )
 plain = st.one_of(st.none(), st.booleans(), st.integers(), texts)
 names = st.sampled_from(["api_token", "password", "lr", "credentials", "note", "pad_token", "a b", "<x>"])
@@ -203,10 +239,15 @@ nested = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dict
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extra=st.dictionaries(names, nested, max_size=4))
-def test_hidden_and_revealed_gives_the_same(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_and_revealed_gives_the_same_or_is_refused(
+    extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setenv(VARIABLE, "")
-    hidden = hide(from_dict(RunConfig, {"extra": extra}))
-    assert reveal(hidden.extra) == extra
-    assert TOKEN not in json.dumps(to_dict(hidden))
-    assert redact(to_dict(hidden)) == to_dict(hidden)
+    try:
+        config = hide(from_dict(RunConfig, {"extra": extra}))
+    except ConfigError as error:
+        assert "was typed" in str(error) and TOKEN not in str(error)
+        return
+    assert reveal(config.extra) == extra
+    assert TOKEN not in json.dumps(to_dict(config))
+    assert hide(config) == config

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from skytune.config import RunConfig, UserError, from_dict, to_dict
-from skytune.config.secrets import redact
 from skytune.launch.continuing import Continued, find
 from skytune.launch.runs import RunFolder
 from skytune.training.checkpoint.recipe import Recipe, write_recipe
@@ -21,7 +20,7 @@ VALUES: dict[str, Any] = {
     "batch": {"global_size": 8},
     "launch": {"num_processes": 4},
     "checkpoint": {"store": "s3://elsewhere/runs"},
-    "callbacks": {"mine": {"_target_": "my.Hook", "api_token": "abcdefgh"}},
+    "callbacks": {"mine": {"_target_": "my.Hook", "api_token": "<env:MY_TOKEN>"}},
 }
 
 
@@ -31,7 +30,7 @@ def stored(tmp_path: Path) -> Callable[..., str]:
 
     def make(key: str = "mine-0123456789ab", step: int | None = 20, folder: Path = tmp_path / "store") -> str:
         store = Store.open(str(folder), key)
-        config = redact({**to_dict(from_dict(RunConfig, VALUES)), "resume": "auto"})
+        config = {**to_dict(from_dict(RunConfig, VALUES)), "resume": "auto"}
         fingerprints = {"data": "d", "weights": "w"}
         write_recipe(store, Recipe(config=config, fingerprints=fingerprints, new_parameters=[], written_by="9"), {})
         if step is not None:
@@ -74,7 +73,7 @@ def test_the_run_folders_own_store_stays_the_run_folders(stored: Any) -> None:
 def test_what_does_not_decide_may_be_changed(stored: Any) -> None:
     found = find(stored())
     assert found is not None
-    secret = {"mine": {"_target_": "my.Hook", "api_token": "another one"}}
+    secret = {"mine": {"_target_": "my.Hook", "api_token": "<env:MY_TOKEN>"}}
     config = on_top(
         found, launch={"num_processes": 1}, compute={"device": "cpu"}, checkpoint={"store": "/new"}, callbacks=secret
     )

@@ -97,11 +97,12 @@ def secretive(
         "name=secretive",
         "tracker=tensorboard-wandb",
         "launch.threads=1",
-        f"+extra.api_token={IN_CONFIG}",
-        f"+callbacks.witness={{_target_: own.Witness, folder: {folder}, password: {IN_CONFIG}}}",
-        f"+extra.store='s3://somebody:{IN_CONFIG}@host/x'",
+        "+extra.api_token='${oc.env:MY_TOKEN}'",
+        f"+callbacks.witness={{_target_: own.Witness, folder: {folder}, password: '${{oc.env:MY_TOKEN}}'}}",
+        "+extra.store='s3://somebody:${oc.env:MY_TOKEN}@host/x'",
         f"checkpoint.store={checkout.home}/checkpoints",
         WANDB_BASE_URL=refusing,
+        MY_TOKEN=IN_CONFIG,
         **CANARIES,
     )
     assert checkout.done.code == 0, checkout.done.err
@@ -126,11 +127,11 @@ def test_no_file_has_a_secret(secretive: Any, text: str) -> None:
 def test_its_place_is_marked_and_whoever_needs_it_has_it(secretive: Any) -> None:
     (job,) = (secretive.home / "skytune" / "runs").glob("secretive-*/job.json")
     values = json.loads(job.read_text())
-    assert values["config"]["extra"]["api_token"] == "<secret:extra.api_token>"
-    assert values["config"]["extra"]["store"] == "s3://<secret:extra.store>@host/x"
-    assert values["decisive"]["callbacks"]["witness"]["password"] == "<secret:callbacks.witness.password>"
+    assert values["config"]["extra"]["api_token"] == "<env:MY_TOKEN>"
+    assert values["config"]["extra"]["store"] == "s3://somebody:<env:MY_TOKEN>@host/x"
+    assert values["decisive"]["callbacks"]["witness"]["password"] == "<env:MY_TOKEN>"
     assert secretive.seen["password"] == hashlib.sha256(IN_CONFIG.encode()).hexdigest() and secretive.seen["extra"]
-    assert secretive.seen["config"] == "<secret:extra.api_token>"
+    assert secretive.seen["config"] == "<env:MY_TOKEN>"
 
 
 def test_no_command_line_of_the_workers_has_one(secretive: Any) -> None:
@@ -171,10 +172,11 @@ def test_an_error_that_names_a_secret_is_recorded_without(secretive: Any) -> Non
     """The data's own code fails while the step runs; ZenML keeps what it said."""
     done = secretive.run(
         "data._target_=own.rows",
-        f"+data.args.password={IN_CONFIG}",
+        "+data.args.password='${oc.env:MY_TOKEN}'",
         "cache=false",
         "tracker=none",
         "model.pretrained=false",
+        MY_TOKEN=IN_CONFIG,
     )
     assert done.code == 1
     assert "the data base does not know <secret>" in done.err

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .secrets import USER, of_environment, vault
+from .secrets import USER, of_environment
 
 SHORTEST = 6
-"""Shortest secret of the configuration that is looked for in messages."""
+"""Shortest secret that is looked for in messages."""
 
 
 def scrub(text: str) -> str:
     """Return a message without the secrets that this process knows, and without passwords in URLs."""
-    said = {value for value in vault().values() if isinstance(value, str) and len(value) >= SHORTEST}
-    known = sorted(said | of_environment(), key=len, reverse=True)
+    known = [value for value in of_environment().values() if len(value) >= SHORTEST]
     if known:
         text = re.sub("|".join(map(re.escape, known)), "<secret>", text)
     return USER.sub(lambda match: "<secret>" if ":" in match[0] else match[0], text)

@@ -22,7 +22,7 @@ from .docs import field_type, presets
 from .errors import ConfigError
 from .keys import in_dict, is_plain, takes_group, wants_text, without_dots
 from .run import RunConfig
-from .secrets import hide
+from .secrets import hide, refuse_named
 from .targets import Configurable, import_plugins, registry
 from .words import GLOBAL, SUGAR, empty, quoted, translate, verbatim
 
@@ -87,6 +87,7 @@ def compose_run(
         raise ConfigError(_one_line(error)) from error
     for key in emptied:
         empty(values, key)
+    refuse_named(values)
     config = from_dict(RunConfig, values)
     if config.launch.accelerate_config and not any(text.startswith(f"{accelerate_config.KEY}=") for text in overrides):
         raise ConfigError(f"{accelerate_config.KEY}: give it on the command line, so that presets cannot go before it")

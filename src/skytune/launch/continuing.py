@@ -16,7 +16,6 @@ from typing import Any
 from .. import models
 from ..config import ConfigError, RunConfig, UserError, from_dict
 from ..config.folders import home
-from ..config.secrets import redact
 from ..training.checkpoint.foreign import differences
 from ..training.checkpoint.manifest import step_name
 from ..training.checkpoint.opening import Place, locate
@@ -61,7 +60,7 @@ class Continued:
             UserError: the command line asks for something else that decides the result; nothing to go on from.
         """
         key, store = self.place.run_key, self.store
-        other = differences(redact(decisive(config)), redact(decisive(from_dict(RunConfig, self.base()))))
+        other = differences(decisive(config), decisive(from_dict(RunConfig, self.base())))
         if other:
             more = f" (and {len(other) - 3} more)" if len(other) > 3 else ""
             raise UserError(f"resume={self.said}: is of another run, {key}: {'; '.join(other[:3])}{more}")

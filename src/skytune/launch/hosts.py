@@ -15,7 +15,7 @@ from pathlib import Path
 import skytune
 
 from ..config import UserError
-from ..config.secrets import VARIABLE as VAULT
+from ..config.secrets import of_environment
 from .gathering import TOKEN
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10")
@@ -58,7 +58,7 @@ class Hosts:
             except FileNotFoundError as error:
                 raise UserError("launch.hosts: there is no ssh on this machine (openssh-client)") from error
             self._running[rank] = (host, child, record)
-            hidden = {TOKEN: self.token, **{name: os.environ[name] for name in (VAULT,) if os.environ.get(name)}}
+            hidden = {TOKEN: self.token, **of_environment()}
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(json.dumps(hidden).encode() + b"\n")

@@ -8,7 +8,6 @@ import skytune
 
 from .. import models
 from ..config import UserError, to_dict
-from ..config.secrets import redact
 from ..job import Job, JobDir
 from .checkpoint.recipe import Recipe, write_recipe
 from .checkpoint.store import Store
@@ -26,7 +25,7 @@ def remember(store: Store, jobdir: JobDir, job: Job, model: "torch.nn.Module") -
     """
     config = {**to_dict(job.config), "resume": "auto"}  # how this machine came to it is not part of the run
     recipe = Recipe(
-        config=redact(config),
+        config=config,
         fingerprints={name: job.fingerprints[name] for name in ("data", "weights") if name in job.fingerprints},
         new_parameters=list(getattr(model, models.NEW, ())),
         written_by=skytune.__version__,

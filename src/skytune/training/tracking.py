@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import to_dict
 from ..config.scrubbing import scrub
-from ..config.secrets import redact
 from ..config.tracking import TrackerConfig, not_installed
 from ..job import Job, JobDir
 from .callbacks import Callback, Run
@@ -94,9 +93,7 @@ class Tracking(Callback):
             "precision": run.world.precision.value,
             "steps": run.total_steps,
         }
-        about = redact({**to_dict(run.config), "run": facts})
-        assert isinstance(about, dict)
-        return about
+        return {**to_dict(run.config), "run": facts}
 
     def _end(self, status: str) -> None:
         for feed in self.feeds:

@@ -5,9 +5,8 @@ import shlex
 import sys
 from typing import Any
 
-from ...config import ComputeConfig, RecoveryMode, RunConfig
-from ...config.secrets import VARIABLE as VAULT
-from ...config.secrets import looks_secret
+from ...config import ComputeConfig, RecoveryMode, RunConfig, to_dict
+from ...config.secrets import looks_secret, named
 from .machine import resources
 
 WORKDIR = "~/sky_workdir"
@@ -23,7 +22,7 @@ GRACE_SECONDS = 120
 HANDED_ON = ("HF_ENDPOINT", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_MODE", "HF_HUB_OFFLINE")
 """Variables of this process that say where services are."""
 
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", VAULT)
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 """Secrets of this process that workers may need. Those of the cloud are not among them: machines have a role."""
 
 # What it says is kept on the machine too: of a setup that fails, SkyPilot may not show the last lines, which say why.
@@ -92,7 +91,11 @@ def environment(
 def secrets(config: RunConfig) -> dict[str, str]:
     """Return what workers must know and nobody else may: SkyPilot hands it on without showing it."""
     own = [name for name in os.environ if name.startswith("SKYTUNE_") and looks_secret(name)]
-    return {name: os.environ[name] for name in dict.fromkeys([*SECRETS, *own]) if os.environ.get(name)}
+    return {
+        name: os.environ[name]
+        for name in dict.fromkeys([*SECRETS, *own, *named(to_dict(config))])
+        if os.environ.get(name)
+    }
 
 
 def task(

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from ...config.secrets import SHORTEST, VARIABLE, vault
+from ...config.secrets import SHORTEST
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,8 @@ OLD_SECONDS = 3600.0
 
 
 def values_of(hidden: dict[str, str]) -> set[str]:
-    """Return the secrets themselves, of variables that hold one or (the vault) many."""
-    found = {value for name, value in hidden.items() if name != VARIABLE}
-    found |= {str(value) for value in vault().values()}
-    return {value for value in found if len(value) >= SHORTEST}
+    """Return the secrets themselves; a short one may be an ordinary word."""
+    return {value for value in hidden.values() if len(value) >= SHORTEST}
 
 
 def forget(secrets: Iterable[str], server: Path | None = None, *, ended: str = "") -> int:
