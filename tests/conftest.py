@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,9 @@ def tokenized(tiny_model: Path, sentences: Callable[[int, int], list[tuple[str, 
 def run_job(tiny_model: Path, tokenized: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that trains the tiny model in real worker processes; keyword arguments change the config."""
 
-    def run(rows: int = 64, validation: int = 16, test: int = 16, data_seed: int = 0, **groups: Any) -> Any:
+    def run(
+        rows: int = 64, validation: int = 16, test: int = 16, data_seed: int = 0, since: float = inf, **groups: Any
+    ) -> Any:
         from transformers import AutoTokenizer
 
         from skytune.config import RunConfig, from_dict
@@ -181,7 +184,7 @@ def run_job(tiny_model: Path, tokenized: Callable[..., Any]) -> Callable[..., An
             values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
         splits = {"validation": tokenized(validation, data_seed + 1), "test": tokenized(test, data_seed + 2)}
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-        return train(from_dict(RunConfig, values), tokenized(rows, data_seed), splits, tokenizer)
+        return train(from_dict(RunConfig, values), tokenized(rows, data_seed), splits, tokenizer, since=since)
 
     return run
 

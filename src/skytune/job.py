@@ -105,8 +105,14 @@ class JobDir:
 
     def write_job(self, job: Job) -> None:
         """Write `job.json`."""
-        values = {f: to_dict(getattr(job, f)) for f in job.__dataclass_fields__}
-        write_json(self.root / "job.json", {"schema": SCHEMA, **values})
+        write_json(self.root / "job.json", {"schema": SCHEMA, **to_dict(job)})
+
+    def holds(self, job: Job) -> bool:
+        """Whether `job.json` says the same as `job` (which may have been asked for from another folder)."""
+        return bool(
+            {**read_json(self.look()), "paths": []}
+            == json.loads(json.dumps({**to_dict(job), "paths": [], "schema": SCHEMA}))
+        )
 
     def look(self) -> Path:
         """Return the path of `job.json`.

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import re
 import threading
 import time
@@ -292,7 +293,7 @@ def test_names_that_differ_after_a_dot_are_two_names(said: list[str]) -> None:
 def test_an_unusable_home_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_job: Any) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "file"))
-    for attempt in (lambda: RunFolder("k").claimed().__enter__(), lambda: announce(), lambda: run_job(rows=8)):
+    for attempt in (RunFolder("k").claim, lambda: announce(), lambda: run_job(rows=8)):
         with pytest.raises(UserError) as caught:
             attempt()
         assert "SKYTUNE_HOME" in str(caught.value)
@@ -312,29 +313,54 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, run_job: Any, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_is_emptied_for_a_new_job_and_free_afterwards() -> None:
-    with RunFolder("k").claimed() as job:
-        job.outputs.mkdir()
-        (job.outputs / "result.json").write_text("{}")
-    with RunFolder("k").claimed() as job:
-        assert job.read_result() is None
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_who_waits_learns_how_the_other_ended(said: list[str], ends_well: bool) -> None:
+    first, found = RunFolder("k").claim(), []
+    thread = threading.Thread(target=lambda: found.append(RunFolder("k").claim()))
+    thread.start()
+    until = time.monotonic() + 30
+    while not said and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(said) == 1 and f"trained by process {os.getpid()}: waiting for it to end" in said[0] and not found
+    if ends_well:
+        first._write(process=1, finished=time.time())
+    first.close()
+    thread.join(30)
+    assert found[0].finished is ends_well
 
 
-def test_a_second_process_waits(said: list[str]) -> None:
-    order: list[str] = []
+def test_an_earlier_result_is_not_anothers() -> None:
+    began = time.time()
+    RunFolder("k").claim().finish()  # and dropped
+    assert not RunFolder("k").claim().finished, "it was there when this one was asked for"
+    RunFolder("k").claim().finish()
+    assert RunFolder("k").claim(since=began).finished, "it came while this command loaded its data, say"
+    assert not RunFolder("k").claim(since=began).finished, "the one before did not say so"
 
-    def second() -> None:
-        with RunFolder("k").claimed():
-            order.append("second")
 
-    with RunFolder("k").claimed():
-        thread = threading.Thread(target=second)
-        thread.start()
-        time.sleep(0.3)
-        order.append("first")
-    thread.join(10)
-    assert order == ["first", "second"]
-    assert len(said) == 1 and "waiting for it to end" in said[0]
+def test_a_process_does_not_wait_for_its_own_finished_job(said: list[str]) -> None:
+    first = RunFolder("k").claim()
+    first.finish()
+    RunFolder("k").claim()
+    assert said == []
+
+
+@pytest.mark.parametrize("text", ["4711", "[]", "{", ""])
+def test_a_lock_file_of_before_says_nothing(text: str) -> None:
+    folder = RunFolder("k")
+    folder.path.mkdir(parents=True)
+    (folder.path / ".lock").write_text(text)
+    assert not folder.claim(since=0).finished
+
+
+def test_the_result_of_another_command_is_not_taken(run_job: Any) -> None:
+    """The key is the same, what is asked for is not: where the model is copied to, say."""
+    began = time.time()
+    first = run_job(rows=8)
+    again = run_job(rows=8, since=began)
+    assert again.result == first.result and again.history == first.history
+    other = run_job(rows=8, since=began, log={"every_steps": 1})
+    assert other.job.root == first.job.root and other.result["phases"] != first.result["phases"]
 
 
 def test_decisive_is_plain() -> None:

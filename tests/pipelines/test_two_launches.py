@@ -1,4 +1,5 @@
-"""The same command at the same moment on two machines, with one store: never do both write."""
+"""The same command at the same moment: on one machine one of the two trains and the other takes what it has trained; on
+two machines with one store never do both write."""
 
 import hashlib
 import re
@@ -23,11 +24,13 @@ class Waits:
 """
 
 
-def start(scene: Any, name: str, words: list[str]) -> "subprocess.Popen[str]":
-    """Run the command with a home and a ZenML store of its own, as on another machine."""
+def start(scene: Any, name: str, words: list[str], elsewhere: bool = True) -> "subprocess.Popen[str]":
+    """Run the command; `elsewhere` with a home and a ZenML store of its own, as on another machine."""
     home = scene.home / name
     home.mkdir()
-    env = {**scene.env, "HOME": str(home), "SKYTUNE_HOME": str(home / "skytune"), "ZENML_CONFIG_PATH": str(home / "z")}
+    env = scene.env
+    if elsewhere:
+        env = {**env, "HOME": str(home), "SKYTUNE_HOME": str(home / "skytune"), "ZENML_CONFIG_PATH": str(home / "z")}
     return subprocess.Popen(
         [sys.executable, str(scene.source / "src" / "run.py"), *words],
         cwd=home,
@@ -107,3 +110,42 @@ def test_two_at_once_train_one_after_the_other(
         weights = load_file(path)
         assert weights.keys() == stored.keys()
         assert all(np.array_equal(weights[key], stored[key]) for key in stored), name
+
+
+@pytest.mark.slow
+def test_two_at_once_on_one_machine_compute_once(
+    new_checkout: Callable[[], Any], small: list[str], tmp_path: Path
+) -> None:
+    """The second waits until the first has stored everything, and takes what the first has computed."""
+    scene, go_on = new_checkout(), tmp_path / "go-on"
+    (scene.source / "src" / "waiting.py").write_text(WAITS)
+    scene.env["GO_ON"] = str(go_on)
+    words = [*small, "+callbacks.waits._target_=waiting.Waits"]
+    running = {name: start(scene, name, words, elsewhere=False) for name in ("one", "two")}
+
+    def said() -> dict[str, str]:
+        return {name: (scene.home / name / "out").read_text() for name in running}
+
+    waits = r"this very run is being trained by process (\d+): waiting for it to end"
+    try:
+        until = time.monotonic() + 250
+        while not any(re.search(waits, text) for text in said().values()):
+            assert all(process.poll() is None for process in running.values()) and time.monotonic() < until, said()
+            time.sleep(0.05)
+        go_on.touch()
+        for process in running.values():
+            process.wait(250)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    out = said()
+    errors = {name: (scene.home / name / "err").read_text() for name in running}
+    assert [process.returncode for process in running.values()] == [0, 0], errors
+    (second,) = [name for name, text in out.items() if re.search(waits, text)]
+    (first,) = running.keys() - {second}
+    assert re.search(waits, out[second])[1] == str(running[first].pid)  # type: ignore[index]
+    assert f"process {running[first].pid} has just finished this very run: its result is taken" in out[second]
+    assert "steps (" in out[first] and "steps (" not in out[second], "one of them trained"
+    scores = [re.findall(r"^ *(?:test|accuracy).*$", text, re.M) for text in out.values()]
+    assert scores[0] and scores[0] == scores[1]

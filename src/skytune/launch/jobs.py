@@ -2,7 +2,9 @@
 
 import errno
 import logging
+import math
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from ..data.tables import content_hash, write_split
 from ..job import Job, JobDir, read_json, write_json
 from .local import Launcher, LocalLauncher
 from .nodes import nodes_of
-from .runs import RunFolder, decisive, run_key
+from .runs import Claim, RunFolder, decisive, run_key
 from .several import NodesLauncher
 
 if TYPE_CHECKING:
@@ -30,11 +32,19 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished job left."""
+    """What a finished job left; no other process touches its folder while this exists."""
 
     job: JobDir
     result: dict[str, Any]
     history: list[dict[str, Any]]
+    claim: Claim
+
+    def keep(self) -> None:
+        """Hold the folder until this process ends: ZenML stores what a step returns after the step has returned."""
+        _kept.append(self.claim)
+
+
+_kept: list[Claim] = []
 
 
 def train(
@@ -44,6 +54,7 @@ def train(
     tokenizer: Any,
     fingerprints: dict[str, str] | None = None,
     launcher: Launcher | None = None,
+    since: float = math.inf,
 ) -> Outcome:
     """Fine-tune on `train_split`, validate on `evaluation['validation']`, then predict all of `evaluation`.
 
@@ -54,6 +65,8 @@ def train(
         tokenizer: saved beside the model; None where the rows are numbers already.
         fingerprints: further hashes to write down (code), not part of the run key.
         launcher: where the workers run; this machine if not given.
+        since: when the whole command began, in seconds since the epoch: what another process that runs the very same
+            has finished since then is taken as it is.
 
     Raises:
         UserError: anything the user can act on, from here or from a worker.
@@ -67,7 +80,7 @@ def train(
     key = run_key(config, prints)
     _say_what_changed(key, config, prints)
     weights = Path(source.path) if source.path else None
-    return _run("train", key, config, splits, tokenizer, weights, {**prints, **(fingerprints or {})}, launcher)
+    return _run("train", key, config, splits, tokenizer, weights, {**prints, **(fingerprints or {})}, launcher, since)
 
 
 def predict(
@@ -76,8 +89,9 @@ def predict(
     evaluation: Mapping[str, "datasets.Dataset"],
     tokenizer: Any,
     launcher: Launcher | None = None,
+    since: float = math.inf,
 ) -> Outcome:
-    """Predict every split of `evaluation` with a trained model.
+    """Predict every split of `evaluation` with a trained model; `since` as in `train`.
 
     Raises:
         UserError: no model there, or anything a worker names.
@@ -85,7 +99,7 @@ def predict(
     folder = Path(models.saved_model(checkpoint).folder)
     prints = {"data": data_hash(evaluation), "weights": checkpoint_hash(folder)}
     named = replace(hide(config), name=config.name or f"evaluate-{folder.name}")
-    return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher)
+    return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher, since)
 
 
 def launcher_of(config: RunConfig) -> Launcher:
@@ -107,32 +121,42 @@ def _run(
     weights: Path | None,
     fingerprints: dict[str, str],
     launcher: Launcher | None,
+    since: float,
 ) -> Outcome:
-    with RunFolder(key).claimed() as folder:
-        job = Job(
-            kind=kind,
-            run_key=key,
-            config=config,
-            labels=class_names(next(iter(splits.values()))),
-            train="inputs/train" if "train" in splits else None,
-            evaluation={name: f"inputs/{name}" for name in splits if name != "train"},
-            tokenizer="inputs/tokenizer" if tokenizer is not None else None,
-            weights="inputs/weights" if weights is not None else None,
-            sizes={name: len(split) for name, split in splits.items()},
-            fingerprints=fingerprints,
-            decisive={**decisive(config), "fingerprints": {name: fingerprints[name] for name in ("data", "weights")}},
-            paths=user_paths(),
-        )
-        try:
+    job = Job(
+        kind=kind,
+        run_key=key,
+        config=config,
+        labels=class_names(next(iter(splits.values()))),
+        train="inputs/train" if "train" in splits else None,
+        evaluation={name: f"inputs/{name}" for name in splits if name != "train"},
+        tokenizer="inputs/tokenizer" if tokenizer is not None else None,
+        weights="inputs/weights" if weights is not None else None,
+        sizes={name: len(split) for name, split in splits.items()},
+        fingerprints=fingerprints,
+        decisive={**decisive(config), "fingerprints": {name: fingerprints[name] for name in ("data", "weights")}},
+        paths=user_paths(),
+    )
+    claim = RunFolder(key).claim(since)
+    folder = JobDir(claim.path)
+    try:
+        if claim.finished and folder.read_result() is not None and folder.holds(job):
+            log.info("process %s has just finished this very run: its result is taken", claim.before["process"])
+        else:
+            for old in (folder.inputs, folder.outputs):
+                shutil.rmtree(old, ignore_errors=True)
             _write(folder, job, splits, tokenizer, weights)
             (launcher or launcher_of(config)).run(folder, config.compute)
-        except OSError as error:
-            if error.errno not in UNWRITABLE:
-                raise
-            raise _cannot_write(folder.root, error) from error
         result = folder.read_result()
         assert result is not None, "a launcher raises where there is no result"
-        return Outcome(folder, {**result, "run_key": key, "run_folder": str(folder.root)}, folder.read_history())
+        claim.finish()
+        history = folder.read_history()
+    except BaseException as error:
+        claim.close()
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            raise _cannot_write(folder.root, error) from error
+        raise
+    return Outcome(folder, {**result, "run_key": key, "run_folder": str(folder.root)}, history, claim)
 
 
 def _write(

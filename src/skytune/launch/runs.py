@@ -4,13 +4,13 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 from ..config import RunConfig, ScaleLr, UserError, to_dict
 from ..config.folders import home
@@ -86,32 +86,68 @@ class RunFolder:
         self.path = home() / "runs" / key
         self.job = JobDir(self.path)
 
-    @contextmanager
-    def claimed(self) -> Iterator[JobDir]:
-        """Hold the folder, emptied for a new job; wait (and say so once) while another process trains the same run.
+    def claim(self, since: float = math.inf) -> "Claim":
+        """Hold the folder; wait (and say so once) while another process trains the same run.
 
-        The lock is the operating system's, so it is gone with the process that held it.
+        Args:
+            since: in seconds since the epoch: a job that has ended well after it is `finished`; one that ends while
+                this waits always is.
 
         Raises:
             UserError: the folder cannot be made.
         """
+        return Claim(self.path, min(since, time.time()))
+
+
+class Claim:
+    """A run's folder held by this process: until `close`, until nobody knows of it any more, or until the process ends.
+
+    The lock is the operating system's, so it is gone with the process that held it.
+    """
+
+    _finished: ClassVar[WeakValueDictionary[Path, "Claim"]] = WeakValueDictionary()
+    """Those of this process whose job has ended: who wants the folder again need not wait for itself."""
+
+    def __init__(self, path: Path, since: float) -> None:
+        self.path = path
+        if (own := self._finished.pop(path, None)) is not None:
+            own.close()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("a+")
+            path.mkdir(parents=True, exist_ok=True)
+            self._file = (path / ".lock").open("a+")
         except OSError as error:
             raise UserError(
-                f"cannot use the run folder {self.path}: {error.strerror} (SKYTUNE_HOME chooses another)"
+                f"cannot use the run folder {path}: {error.strerror} (SKYTUNE_HOME chooses another)"
             ) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                log.warning("this very run is being trained by process %s: waiting for it to end", file.read() or "?")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-            for old in (self.job.inputs, self.job.outputs):
-                shutil.rmtree(old, ignore_errors=True)
-            yield self.job
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = self._read().get("process", "?")
+            log.warning("this very run is being trained by process %s: waiting for it to end", other)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.before = self._read()
+        self.finished = self.before.get("finished", -math.inf) >= since
+        """Whether the process that held the folder before ended its job well after `since`."""
+        self._write(process=os.getpid())
+
+    def finish(self) -> None:
+        """Note that the job has ended well."""
+        self._write(process=os.getpid(), finished=time.time())
+        self._finished[self.path] = self
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        self._file.close()
+
+    def _read(self) -> dict[str, Any]:
+        self._file.seek(0)
+        try:
+            found = json.loads(self._file.read())
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self, **values: float) -> None:
+        self._file.truncate(0)
+        self._file.write(json.dumps(values))
+        self._file.flush()

@@ -5,6 +5,7 @@ from typing import Any
 from zenml import get_step_context
 from zenml.client import Client
 from zenml.orchestrators.utils import register_artifact_store_filesystem
+from zenml.utils.time_utils import to_utc_timezone
 
 from ..config import RunConfig, from_dict
 from ..materializers import StoredTokenizer, TokenizerMaterializer
@@ -17,6 +18,11 @@ EXTRA = "config"
 def whole_config() -> RunConfig:
     """Return the configuration of the run that this step belongs to."""
     return from_dict(RunConfig, get_step_context().step_run.config.extra[EXTRA])
+
+
+def started() -> float:
+    """Return when the run that this step belongs to began, in seconds since the epoch."""
+    return to_utc_timezone(get_step_context().pipeline_run.start_time).timestamp()
 
 
 def input_metadata(name: str, key: str) -> dict[str, Any]:

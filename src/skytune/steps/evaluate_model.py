@@ -9,7 +9,7 @@ from zenml.types import HTMLString
 
 from ..report.scoring import DecodedTexts, score, write_beside, write_report
 from ..training.metrics import check
-from .context import named_sets, stored_tokenizer, whole_config
+from .context import named_sets, started, stored_tokenizer, whole_config
 from .types import Dataset, Datasets, Predictions, TokenizerFiles
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ def evaluate_model(
     report = training_report or {}
     if predictions is None:
         check(config.eval.metrics, config.eval.extra_metrics)
-        done = predict(config, str(checkpoint), splits, files)
+        done = predict(config, str(checkpoint), splits, files, since=started())
+        done.keep()
         predictions = read_predictions(done.job, list(splits))
         report = {"result": {**done.result, "predicted_only": True}, "history": []}
     texts = {name: DecodedTexts(split, files) for name, split in splits.items()}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from zenml import log_metadata, step
 
 from ..materializers import ModelFolder
-from .context import input_metadata, named_sets, stored_tokenizer, whole_config
+from .context import input_metadata, named_sets, started, stored_tokenizer, whole_config
 from .types import Dataset, DatasetDict, Datasets, TokenizerFiles
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ def train_model(
     if launcher is not None:
         config = launcher.completed(config)
     files = stored_tokenizer(tokenizer)
-    done = train(config, train_dataset, {**sets, "test": test_dataset}, files, fingerprints, launcher)
+    done = train(config, train_dataset, {**sets, "test": test_dataset}, files, fingerprints, launcher, started())
+    done.keep()
     report = {"result": done.result, "history": done.history, "data": input_metadata("train_dataset", "data")}
     numbers = {key: value for key, value in done.result.items() if isinstance(value, (int, float, str))}
     best = {f"best/{key}": value for key, value in (done.result.get("best") or {}).items()}
