@@ -26,7 +26,7 @@ from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryCon
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.nodes import Nodes, node_addresses
 from skytune.launch.several import agent
-from skytune.launch.skypilot import asks_for_machines, merged, node, scripts, upload
+from skytune.launch.skypilot import machines_asked, merged, node, scripts, upload
 from skytune.launch.skypilot.attempt import PREFIX, Following, forget_last_attempt
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources
@@ -67,8 +67,9 @@ def test_a_stacks_nonsense_is_named() -> None:
 
 
 def test_only_what_skypilot_can_do_asks_for_machines() -> None:
-    assert not asks_for_machines(ComputeConfig(local=True))
-    assert asks_for_machines(ComputeConfig(use_spot=False)) and asks_for_machines(ComputeConfig(resources={"x": 1}))
+    assert machines_asked(ComputeConfig(local=True, usd_per_hour=1.0)) == {}
+    assert machines_asked(ComputeConfig(use_spot=False)) == {"use_spot": False}
+    assert machines_asked(ComputeConfig(resources={"x": 1})) == {"resources": {"x": 1}}
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,17 @@ def test_a_run_that_names_no_store_takes_the_stacks(
     assert "error: checkpoint.store=file:///stacks-own: is on this machine" in done.err
 
 
-def test_without_it_what_is_said_of_machines_is_ignored_with_one_line(
+def test_without_it_machines_are_refused_with_the_command_that_registers_a_stack(
     new_checkout: Callable[[], Any], small: list[str], tmp_path: Path
 ) -> None:
-    done = new_checkout().run(*small, "compute=4xt4", f"data.train={tmp_path / 'nothing.csv'}")
-    assert done.code == 1
-    assert done.out.count("compute: what it says of machines is ignored (the stack default has no step operator)") == 1
+    checkout = new_checkout()
+    words = [*small, f"data.train={tmp_path / 'nothing.csv'}", "compute=4xt4"]
+    done = checkout.run(*words)
+    assert (done.code, done.err) == (
+        1,
+        "error: compute.accelerators=T4:4: the stack default brings no machines up. `python src/stack.py register aws` "
+        "registers one that does, `zenml stack set aws` chooses it; compute.local=true beside it computes on this "
+        "machine\n",
+    )
+    followed = checkout.run(*words, "compute.local=true")
+    assert "nothing.csv" in followed.err and "compute" not in followed.err, "it came as far as the data"

@@ -1,6 +1,7 @@
 """Runs the pipeline that a configuration names, and says at the end what came out."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import hide
 from ..config.tracking import refuse_missing_trackers
 from ..launch.gpus import refuse_missing
-from ..launch.skypilot import asks_for_machines
+from ..launch.skypilot import machines_asked
 from ..report import summary
 from ..report.cost import cost_of
 from ..report.scoring import model_path, report_path, tracker_places
@@ -81,7 +82,7 @@ def tell_results(config: RunConfig, run: Any) -> Finished:
 
 
 def _say_where(client: "Client", config: RunConfig) -> None:
-    """Say where the workers will run where that is not plain; refuse a device that this machine lacks."""
+    """Say where the workers will run where that is not plain; refuse machines and devices that are not to be had."""
     trains = config.pipeline is Pipeline.training
     operator = operator_of(client, config.compute) if trains else None
     if operator:
@@ -91,10 +92,23 @@ def _say_where(client: "Client", config: RunConfig) -> None:
         spot = "; it is a spot machine, which nobody replaces" if config.compute.use_spot else ""
         log.info("stack %s: all steps run on one machine of the orchestrator's%s", client.active_stack_model.name, spot)
         return
-    if asks_for_machines(config.compute) and not config.compute.local:
-        why = f"the stack {client.active_stack_model.name} has no step operator" if trains else "nothing is trained"
-        log.info("compute: what it says of machines is ignored (%s); the workers run here", why)
+    if (asked := machines_asked(config.compute)) and not config.compute.local:
+        if config.pipeline is Pipeline.benchmark:  # its cells say where they run
+            log.info("compute: what it says of machines is ignored; the cells run where benchmark says")
+        else:
+            raise UserError(_no_machines(asked, client.active_stack_model.name, trains))
     refuse_missing(config)
+
+
+def _no_machines(asked: Mapping[str, Any], stack: str, trains: bool) -> str:
+    shown = " ".join(f"compute.{key}={value}" for key, value in asked.items())
+    here = "compute.local=true beside it computes on this machine"
+    if not trains:
+        return f"{shown}: only training brings machines up; {here}"
+    return (
+        f"{shown}: the stack {stack} brings no machines up. `python src/stack.py register aws` registers one that "
+        f"does, `zenml stack set aws` chooses it; {here}"
+    )
 
 
 def resolved(config: RunConfig) -> RunConfig:

@@ -28,9 +28,10 @@ MACHINE = [f.name for f in fields(ComputeConfig) if f.name not in (*HERE, "recov
 """Keys that describe the machine."""
 
 
-def asks_for_machines(compute: ComputeConfig) -> bool:
-    """Whether the configuration says anything that only SkyPilot can make true."""
-    return bool(compute.resources) or any(getattr(compute, key) is not None for key in MACHINE)
+def machines_asked(compute: ComputeConfig) -> dict[str, Any]:
+    """Return what the configuration says that only SkyPilot can make true, by key."""
+    said = {key: getattr(compute, key) for key in MACHINE if getattr(compute, key) is not None}
+    return said | ({"resources": compute.resources} if compute.resources else {})
 
 
 def merged(stack: Mapping[str, Any], asked: ComputeConfig) -> ComputeConfig:
