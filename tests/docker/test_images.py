@@ -65,9 +65,10 @@ def let_in(path: str) -> bool:
 
 
 @each_image
-def test_bases_are_pinned_to_a_version(file: str) -> None:
+def test_bases_are_pinned_to_a_version_and_its_digest(file: str) -> None:
     for stage in stages(file):
-        assert re.fullmatch(r"python:3\.1[12]\.\d+-slim-[a-z]+( AS \w+)?", stage[0].rest), stage[0].rest
+        base = stage[0].rest
+        assert re.fullmatch(r"python:3\.1[12]\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}( AS \w+)?", base), base
 
 
 @each_image
@@ -232,7 +233,7 @@ def test_a_release_may_do_no_more_than_it_must() -> None:
     assert set(secrets) == {"GITHUB_TOKEN"}
     for step in [step for job in jobs.values() for step in job["steps"]]:
         assert "${{ github.event" not in step.get("run", "")  # what others can write must not get into a shell
-        assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step.get("uses", "a/b@v1"))
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step.get("uses", f"a/b@{'0' * 40}"))
 
 
 @pytest.mark.parametrize(("tag", "code"), [(f"v{PROJECT['version']}", 0), ("v9.9.9", 1)], ids=["right", "wrong"])

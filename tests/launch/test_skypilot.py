@@ -105,6 +105,25 @@ def test_processes_are_shared_out_evenly() -> None:
 # On a machine.
 
 
+def test_a_uv_that_is_not_the_pinned_one_does_not_run(tmp_path: Path) -> None:
+    """The real script of a machine, on which somebody else answers for the package index."""
+    programs, home = tmp_path / "bin", tmp_path / "home"
+    programs.mkdir()
+    (home / "sky_workdir").mkdir(parents=True)
+    for name, text in {"uv": "echo uv 0.1.0; touch ~/ran", "curl": 'echo evil > "$3"; echo "$4" > ~/asked'}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    env = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin"}
+    run = subprocess.run(["bash", "-c", scripts.setup_script()], env=env, capture_output=True, text=True, check=False)
+    assert run.returncode != 0 and "uv.whl: FAILED" in run.stdout
+    assert f"/uv-{scripts.UV}-py3-none-" in (home / "asked").read_text()
+    assert sorted(path.name for path in home.iterdir()) == [
+        "asked",
+        "ran",
+        "sky_workdir",
+    ]
+
+
 def test_blank_lines_among_the_addresses_are_none(tmp_path: Path) -> None:
     addresses = node_addresses("10.0.0.1\n10.0.0.2\n\n")
     assert addresses == ["10.0.0.1", "10.0.0.2"]
@@ -465,7 +484,8 @@ def test_why_a_setup_failed_is_told_although_skypilot_showed_nothing_of_it(tmp_p
     (home / "sky_workdir" / "job").mkdir(parents=True)
     (home / "sky_workdir" / "requirements.txt").write_text("no-such-package==1")
     programs.mkdir()
-    (programs / "uv").write_text("#!/bin/sh\n[ $1 = venv ] || { echo no version of $4 >&2; exit 7; }\n")
+    version = f"[ $1 != --version ] || {{ echo uv {scripts.UV} '(of today)'; exit; }}\n"
+    (programs / "uv").write_text(f"#!/bin/sh\n{version}[ $1 = venv ] || {{ echo no version of $4 >&2; exit 7; }}\n")
     (programs / "uv").chmod(0o755)
     env = {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "SKYPILOT_SETUP_NODE_RANK": "1"}
     done = subprocess.run(["bash", "-c", scripts.setup_script()], env=env, capture_output=True, text=True, check=False)

@@ -36,6 +36,8 @@ S3_ACTIONS = {
     "PUT publicAccessBlock": "PutBucketPublicAccessBlock",
     "GET encryption": "GetEncryptionConfiguration",
     "PUT encryption": "PutEncryptionConfiguration",
+    "GET policy": "GetBucketPolicy",
+    "PUT policy": "PutBucketPolicy",
     "GET lifecycle": "GetLifecycleConfiguration",
     "PUT lifecycle": "PutLifecycleConfiguration",
     "GET versions": "ListBucketVersions",
@@ -62,6 +64,12 @@ class Edge:
         self.calls: list[str] = []
         self.actions: set[str] = set()
         """What IAM calls them."""
+        self.unguarded: set[str] = set()
+        """Requests to S3 that a bucket of another account would answer."""
+        self.policies: dict[str, bytes] = {}
+        """Of buckets."""
+        self.foreign: set[str] = set()
+        """Buckets that are another account's."""
 
         edge = self
 
@@ -94,6 +102,9 @@ class Edge:
         self.slow.clear()
         self.calls.clear()
         self.actions.clear()
+        self.unguarded.clear()
+        self.foreign.clear()
+        self.policies.clear()
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         target = headers.get("X-Amz-Target", "").rpartition(".")[2]
@@ -102,8 +113,20 @@ class Edge:
         self.calls.append(call)
         self.actions.add(self._action(method, path, call, headers.get("Authorization", "")))
         time.sleep(self.slow.get(call, 0.0))
+        owner = {name.lower(): value for name, value in headers.items()}.get("x-amz-expected-bucket-owner")
+        if call.startswith(f"{method} /") and not owner:
+            self.unguarded.add(call)
+        if owner and path.split("?")[0].split("/")[1] in self.foreign:
+            return 403, {"Content-Type": "text/xml"}, b"<Error><Code>AccessDenied</Code></Error>"
         if self.expired:
             return 403, {"Content-Type": "text/xml"}, EXPIRED.encode()
+        if call.endswith("?policy"):  # moto would refuse everything: it does not look at a statement's condition
+            if method == "PUT":
+                self.policies[path] = body
+            found = self.policies.get(path)
+            if found is None:
+                return 404, {"Content-Type": "text/xml"}, b"<Error><Code>NoSuchBucketPolicy</Code></Error>"
+            return (204, {}, b"") if method == "PUT" else (200, {"Content-Type": "application/json"}, found)
         if call == "ListServiceQuotas":
             quotas = [{"QuotaCode": c, "QuotaName": n, "Value": float(v)} for c, (n, v) in QUOTAS.items()]
             return self._json({"Quotas": quotas})

@@ -11,6 +11,7 @@ from skytune.config import ConfigError, UserError
 from skytune.stacks.aws import policies, stack
 from skytune.stacks.aws.account import Account
 from skytune.stacks.aws.names import Names
+from skytune.training.checkpoint.opening import open_backend
 
 BUCKET = "skytune-aws-123456789012-us-east-1"
 ROLE = "skytune-aws-us-east-1"
@@ -41,6 +42,8 @@ def test_everything_is_there_and_as_it_should_be(account: Account) -> None:
     assert (old["Filter"]["Prefix"], old["Expiration"]["Days"], old["Status"]) == ("runs/", 30, "Enabled")
     assert rules["skytune-broken-uploads"]["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] == 7
     assert s3.get_bucket_tagging(Bucket=BUCKET)["TagSet"] == [{"Key": "skytune:stack", "Value": "aws"}]
+    (policy,) = json.loads(s3.get_bucket_policy(Bucket=BUCKET)["Policy"])["Statement"]
+    assert policy["Effect"] == "Deny" and policy["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
     role = iam.get_role(RoleName=ROLE)["Role"]
     assert role["AssumeRolePolicyDocument"] == policies.trust()
     assert iam.list_attached_role_policies(RoleName=ROLE)["AttachedPolicies"] == []
@@ -76,13 +79,18 @@ def test_what_somebody_changed_is_put_right_and_named(account: Account) -> None:
     s3, iam = boto3.client("s3"), boto3.client("iam")
     s3.delete_public_access_block(Bucket=BUCKET)
     s3.delete_bucket_encryption(Bucket=BUCKET)
+    theirs = {"Sid": "Theirs", "Effect": "Deny", "Principal": "*", "Action": "s3:PutObjectAcl", "Resource": "*"}
+    s3.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": [theirs]}))
     mine = {"ID": "mine", "Filter": {"Prefix": "other/"}, "Status": "Enabled", "Expiration": {"Days": 1}}
     s3.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": [mine]})
     wide = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
     iam.put_role_policy(RoleName=ROLE, PolicyName="skytune-machine", PolicyDocument=json.dumps(wide))
     iam.remove_role_from_instance_profile(InstanceProfileName=ROLE, RoleName=ROLE)
     done = {each.kind: each for each in stack.ensure(account, names(account), 7, lambda _: None)}
-    assert done["bucket"].about == "public access blocked, encrypted, checkpoints go after 7 days"
+    said = "public access blocked, encrypted, requests without encryption refused, checkpoints go after 7 days"
+    assert done["bucket"].about == said
+    kept = json.loads(s3.get_bucket_policy(Bucket=BUCKET)["Policy"])["Statement"]
+    assert kept == [theirs, *policies.bucket(names(account))["Statement"]]
     assert (done["role"].verb, done["role"].about) == ("changed", "what it may do")
     assert done["profile"].verb == "changed"
     rules = {rule["ID"] for rule in s3.get_bucket_lifecycle_configuration(Bucket=BUCKET)["Rules"]}
@@ -109,7 +117,7 @@ def test_a_bucket_of_the_users_is_used_and_left_as_it_is(account: Account) -> No
     with pytest.raises(s3.exceptions.ClientError, match="NoSuchLifecycleConfiguration"):
         s3.get_bucket_lifecycle_configuration(Bucket="lab-data")
     document = boto3.client("iam").get_role_policy(RoleName=ROLE, PolicyName="skytune-machine")["PolicyDocument"]
-    assert "arn:aws:s3:::lab-data/*" in [each["Resource"] for each in document["Statement"]]
+    assert "arn:aws:s3:::lab-data/runs/*" in [each["Resource"] for each in document["Statement"]]
     stack.refuse(account, own, delete_data=False)  # what it holds is no reason: it stays
     gone: list[Any] = []
     stack.remove(account, own, gone.append)
@@ -167,6 +175,30 @@ def test_names_of_others_are_left_alone(account: Account) -> None:
     gone: list[Any] = []
     stack.remove(account, names(account), gone.append)
     assert {each.kind: each.verb for each in gone}["role"] == "kept"
+
+
+def test_a_bucket_of_our_name_that_somebody_else_made_is_not_used(account: Account, aws: Any) -> None:
+    boto3.client("s3").create_bucket(Bucket=BUCKET)
+    aws.foreign.add(BUCKET)
+    with pytest.raises(UserError, match=r"account 123456789012 may not use it: another account"):
+        ensure(account, names(account))
+    aws.foreign.clear()
+    assert "Tags" not in str(boto3.client("iam").list_roles())
+
+
+def test_a_store_in_the_stacks_bucket_is_the_accounts(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    for bucket in (BUCKET, "lab-data"):
+        boto3.client("s3").create_bucket(Bucket=bucket)
+    monkeypatch.setenv("SKYTUNE_BUCKET_OWNER", f"{BUCKET}=123456789012")
+    aws.unguarded.clear()
+    open_backend(f"s3://{BUCKET}/runs").write("a/file", b"x")
+    assert not aws.unguarded
+    open_backend("s3://lab-data/runs").write("a/file", b"x")  # its name was given, by somebody who knows whose it is
+    assert aws.unguarded
+    aws.foreign.add(BUCKET)
+    with pytest.raises(PermissionError):
+        open_backend(f"s3://{BUCKET}/runs").write("a/file", b"x")
 
 
 def test_a_bucket_in_another_region_is_refused(account: Account) -> None:

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from skytune.config import UserError
 from skytune.stacks import skypilot
 from skytune.stacks.checks import Level
 
@@ -23,7 +25,13 @@ VERSION = metadata.version("skypilot")
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("SKYPILOT_PROJECT_CONFIG", "SKYPILOT_GLOBAL_CONFIG", "SKYPILOT_API_SERVER_ENDPOINT"):
+    for name in (
+        "SKYTUNE_BUCKET_OWNER",
+        "SKYPILOT_CONFIG",
+        "SKYPILOT_PROJECT_CONFIG",
+        "SKYPILOT_GLOBAL_CONFIG",
+        "SKYPILOT_API_SERVER_ENDPOINT",
+    ):
         monkeypatch.setenv(name, "")  # so that it is put back, whatever the code under test sets
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -48,14 +56,30 @@ def test_a_stack_without_a_role_changes_nothing(labels: dict[str, str] | None) -
     assert "SKYPILOT_PROJECT_CONFIG" not in os.environ
 
 
-def test_a_configuration_of_the_users_stays_in_force(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SKYPILOT_PROJECT_CONFIG", "/theirs.yaml")
+TEXTS = ["{}", "aws: {remote_identity: LOCAL_CREDENTIALS}", "aws: {remote_identity: [{'a*': role}]}", "[1", "3"]
+PLACES = ["SKYPILOT_PROJECT_CONFIG", "SKYPILOT_CONFIG", None]
+
+
+@pytest.mark.parametrize(("where", "text"), [*product(PLACES, TEXTS), *((place, None) for place in PLACES[:2])])
+def test_a_configuration_that_hands_out_the_users_keys_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str | None, text: str | None
+) -> None:
+    file = tmp_path / ("theirs.yaml" if where else ".sky.yaml")
+    if where:
+        monkeypatch.setenv(where, str(file))
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=r"your own AWS keys copied to every machine of stack aws: put `aws:") as caught:
+        skypilot.use_role("aws", {skypilot.ROLE_LABEL: ROLE})
+    skypilot.use_role("default", {})  # without a stack's role it is the user's own affair
+    file.write_text(str(caught.value).split("`")[1])
     skypilot.use_role("aws", {skypilot.ROLE_LABEL: ROLE})
-    assert os.environ["SKYPILOT_PROJECT_CONFIG"] == "/theirs.yaml"
-    monkeypatch.delenv("SKYPILOT_PROJECT_CONFIG")
-    (tmp_path / ".sky.yaml").write_text("{}")
-    skypilot.use_role("aws", {skypilot.ROLE_LABEL: ROLE})
-    assert "SKYPILOT_PROJECT_CONFIG" not in os.environ
+    assert os.environ.get("SKYPILOT_PROJECT_CONFIG") == (str(file) if where == "SKYPILOT_PROJECT_CONFIG" else None)
+
+
+def test_the_store_knows_whose_the_bucket_is() -> None:
+    skypilot.use_role("aws", {skypilot.BUCKET: "skytune-aws-1", skypilot.ACCOUNT: "123456789012"})
+    assert os.environ["SKYTUNE_BUCKET_OWNER"] == "skytune-aws-1=123456789012"
 
 
 def test_the_real_skypilot_takes_the_role_and_copies_no_keys(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
-from .skypilot import ROLE_LABEL
+from .skypilot import ACCOUNT, BUCKET, ROLE_LABEL
 
 if TYPE_CHECKING:
     from zenml.client import Client
     from zenml.models import StackResponse
 
-CLOUD, REGION, BUCKET, ACCOUNT = "skytune.cloud", "skytune.region", "skytune.bucket", "skytune.account"
+CLOUD, REGION = "skytune.cloud", "skytune.region"
 
 
 @dataclass(frozen=True)

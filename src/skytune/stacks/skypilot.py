@@ -15,8 +15,10 @@ from typing import Any
 
 import yaml
 
+from ..config import UserError
 from ..config.folders import home
 from ..config.installing import add_extra
+from ..training.checkpoint.s3 import OWNER
 from .checks import Finding, Level
 
 VARIABLE = "SKYPILOT_PROJECT_CONFIG"
@@ -25,8 +27,14 @@ VARIABLE = "SKYPILOT_PROJECT_CONFIG"
 OF_THE_USER = ".sky.yaml"
 """Where it looks without the variable: in the folder from which a command is started."""
 
-ROLE_LABEL = "skytune.role"
-"""Label of a ZenML stack: the instance profile of its machines."""
+INTERNAL = "SKYPILOT_CONFIG"
+"""Where SkyPilot looks for a configuration that replaces all others."""
+
+KEYS = "LOCAL_CREDENTIALS"
+"""SkyPilot's word for an identity that is the user's own keys."""
+
+BUCKET, ACCOUNT, ROLE_LABEL = "skytune.bucket", "skytune.account", "skytune.role"
+"""Labels of a ZenML stack; the role is the instance profile of its machines."""
 
 SERVER = "http://127.0.0.1:46580"
 SERVER_SECONDS = 2.0
@@ -39,23 +47,43 @@ def configuration(stack: str) -> Path:
 
 
 def use_role(stack: str, labels: Mapping[str, Any] | None) -> None:
-    """Have SkyPilot give the stack's role to the machines that this process and its children bring up.
+    """Have SkyPilot give the stack's role to the machines that this process and its children bring up, and the store
+    expect the stack's bucket to be the account's.
 
-    A configuration that the user has (the variable, or a `.sky.yaml` in this folder) stays in force instead.
+    Raises:
+        UserError: the user has a configuration of SkyPilot's for this folder (which then stays in force) that gives
+            machines no role: they would be given the user's own keys.
     """
-    role = (labels or {}).get(ROLE_LABEL)
-    if not role or os.environ.get(VARIABLE) or Path(OF_THE_USER).exists():
+    said = labels or {}
+    if said.get(BUCKET) and said.get(ACCOUNT):
+        os.environ[OWNER] = f"{said[BUCKET]}={said[ACCOUNT]}"
+    role = said.get(ROLE_LABEL)
+    if not role:
         return
-    file = configuration(stack)
-    # Files of managed jobs go by way of their controller: SkyPilot would make a bucket of its own for them.
-    settings = {"aws": {"remote_identity": str(role)}, "jobs": {"force_disable_cloud_bucket": True}}
-    text = yaml.safe_dump(settings)
+    theirs = os.environ.get(INTERNAL) or os.environ.get(VARIABLE) or (Path(OF_THE_USER).exists() and OF_THE_USER)
+    if theirs:
+        if _identity(Path(theirs).expanduser()) in (None, KEYS):
+            raise UserError(
+                f"{theirs}: this configuration of SkyPilot's would have your own AWS keys copied to every machine of "
+                f"stack {stack}: put `aws: {{remote_identity: {role}}}` into it"
+            )
+        return
+    file, text = configuration(stack), yaml.safe_dump({"aws": {"remote_identity": str(role)}})
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(text, encoding="utf-8")
         part.replace(file)
     os.environ[VARIABLE] = str(file)
+
+
+def _identity(file: Path) -> str | None:
+    """Return what a configuration of SkyPilot's gives to all machines on AWS; None where it does not say."""
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))["aws"]["remote_identity"]
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return None
+    return found if isinstance(found, str) else None  # a list, by the clusters' names, may leave some without
 
 
 def versions() -> Finding:

@@ -25,14 +25,39 @@ HANDED_ON = ("HF_ENDPOINT", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT", "
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 """Secrets of this process that workers may need. Those of the cloud are not among them: machines have a role."""
 
+UV = "0.13.9"
+UV_WHEELS = {
+    "x86_64": (
+        "3d/aa/26d64642d808de4a652579ef950d7cd2d37f080a8babf9c67c6b75fc4c3f",
+        "manylinux_2_17_x86_64.manylinux2014_x86_64",
+        "d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19",
+    ),
+    "aarch64": (
+        "57/15/94b6cd62ac3ff6550288328e8035288875197cbc183f51554b266a69877b",
+        "manylinux_2_17_aarch64.manylinux2014_aarch64.musllinux_1_1_aarch64",
+        "5435c5ce14a56431208ca0996416d310f1598e8c2c8ba707688985a16bb82dbe",
+    ),
+}
+"""By a machine's kind: folder and name of the wheel on PyPI that holds uv, and its SHA-256. Of the Pythons that uv
+fetches it knows the hashes itself."""
+
 # What it says is kept on the machine too: of a setup that fails, SkyPilot may not show the last lines, which say why.
 SETUP = """\
 set -eo pipefail
 cd {workdir}
 mkdir -p {logs}
 {{
-export PATH="$HOME/.local/bin:$PATH"
-command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+export PATH="$HOME/skytune-uv:$HOME/.local/bin:$PATH"
+if [ "$(uv --version 2>/dev/null | cut -d' ' -f2)" != {uv} ]; then
+    case "$(uname -m)" in
+{wheels}
+        *) echo "no uv for $(uname -m)"; exit 1 ;;
+    esac
+    curl -LsSf -o uv.whl "https://files.pythonhosted.org/packages/$folder/uv-{uv}-py3-none-$wheel.whl"
+    echo "$hash  uv.whl" | sha256sum --check --quiet
+    python3 -m zipfile -e uv.whl uv-wheel
+    install -D "uv-wheel/uv-{uv}.data/scripts/uv" "$HOME/skytune-uv/uv"
+fi
 [ -x {python} ] || uv venv --quiet --python {version} "$HOME/skytune-env"
 # What this very list of packages was installed for already stays as it is.
 if ! cmp -s requirements.txt "$HOME/skytune-env/requirements.txt"; then
@@ -55,7 +80,19 @@ exec timeout --signal=TERM --kill-after={grace} {seconds} \\
 def setup_script() -> str:
     """Return the script that prepares a machine: a Python like this one and the pinned packages, by uv."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return SETUP.format(workdir=WORKDIR, python=PYTHON, version=version, minutes=SETUP_MINUTES, logs="job/outputs/logs")
+    wheels = "\n".join(
+        f"        {kind}) folder={folder} wheel={name} hash={digest} ;;"
+        for kind, (folder, name, digest) in UV_WHEELS.items()
+    )
+    return SETUP.format(
+        workdir=WORKDIR,
+        python=PYTHON,
+        version=version,
+        minutes=SETUP_MINUTES,
+        logs="job/outputs/logs",
+        uv=UV,
+        wheels=wheels,
+    )
 
 
 def run_script(compute: ComputeConfig) -> str:

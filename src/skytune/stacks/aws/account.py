@@ -8,6 +8,7 @@ from typing import Any
 
 from ...config import ConfigError, NotReachable, UserError
 from ...config.installing import add_extra
+from ...training.checkpoint.s3 import bucket_of
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
 """How patient a request is: a person waits for the answer."""
@@ -47,7 +48,9 @@ class Account:
         key = (service, region or self.region)
         with self._lock:  # making clients is not safe in threads, using them is
             if key not in self._clients:
-                self._clients[key] = _client(self.session, *key)
+                made = self._clients[key] = _client(self.session, *key)
+                if service == "s3":  # anybody may have made a bucket of a name that can be guessed
+                    made.meta.events.register("provide-client-params.s3", bucket_of(self.id))
             return self._clients[key]
 
 

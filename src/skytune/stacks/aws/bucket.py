@@ -4,11 +4,15 @@ One that was made here is encrypted, closed to the public, and forgets old check
 belongs to somebody: it is looked at and left as it is.
 """
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 from ...config import ConfigError, UserError
 from .account import REFUSED, Account, code, owner, tags
 from .names import RUNS, Names
+from .policies import INSECURE
+from .policies import bucket as bucket_policy
 from .reporting import Done, size
 
 RULE, RULE_PARTS = "skytune-old-checkpoints", "skytune-broken-uploads"
@@ -37,13 +41,13 @@ def ensure(account: Account, names: Names, keep_days: int) -> Done:
     """
     s3 = account.client("s3")
     place = region_of(account, names.bucket)
-    about = f"encrypted, not public; checkpoints under {RUNS}/ go after {keep_days} days"
+    about = f"encrypted, at rest and on its way, not public; checkpoints under {RUNS}/ go after {keep_days} days"
     if place is None:
         where = {} if names.region == "us-east-1" else {"LocationConstraint": names.region}
         s3.create_bucket(Bucket=names.bucket, **({"CreateBucketConfiguration": where} if where else {}))
         s3.get_waiter("bucket_exists").wait(Bucket=names.bucket, WaiterConfig={"Delay": 1, "MaxAttempts": 20})
         s3.put_bucket_tagging(Bucket=names.bucket, Tagging={"TagSet": tags(names.stack)})
-        _settle(s3, names.bucket, keep_days)
+        _settle(s3, names, keep_days)
         return Done("made", "bucket", f"s3://{names.bucket}", about)
     if place != names.region:
         raise ConfigError(
@@ -55,7 +59,7 @@ def ensure(account: Account, names: Names, keep_days: int) -> Done:
         return Done("found", "bucket", f"s3://{names.bucket}", f"yours, left as it is: {look(account, names.bucket)}")
     if whose not in (None, names.stack):
         return Done("found", "bucket", f"s3://{names.bucket}", f"made for stack {whose}, left as it is")
-    changes = _settle(s3, names.bucket, keep_days)
+    changes = _settle(s3, names, keep_days)
     if whose is None:  # the last attempt ended before it was tagged
         s3.put_bucket_tagging(Bucket=names.bucket, Tagging={"TagSet": tags(names.stack)})
         changes.append("tagged")
@@ -104,14 +108,7 @@ def _tell_why(account: Account, bucket: str) -> None:
 
 def made_for(s3: Any, bucket: str) -> str | None:
     """Return the stack for which the bucket was made here; None if it was there before."""
-    from botocore.exceptions import ClientError
-
-    try:
-        return owner(s3.get_bucket_tagging(Bucket=bucket)["TagSet"])
-    except ClientError as error:
-        if code(error) == "NoSuchTagSet":
-            return None
-        raise
+    return owner(_ask(s3.get_bucket_tagging, bucket, "NoSuchTagSet").get("TagSet", []))
 
 
 def look(account: Account, bucket: str) -> str:
@@ -168,15 +165,21 @@ def remove(account: Account, names: Names) -> Done:
     return Done("removed", "bucket", f"s3://{names.bucket}", about)
 
 
-def _settle(s3: Any, bucket: str, keep_days: int) -> list[str]:
+def _settle(s3: Any, names: Names, keep_days: int) -> list[str]:
     """Bring a bucket of ours to what it should be; return what was changed."""
-    changes = []
+    changes, bucket = [], names.bucket
     if _closed(s3, bucket) != CLOSED:
         s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=CLOSED)
         changes.append("public access blocked")
     if not _encryption(s3, bucket):
         s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration=ENCRYPTED)
         changes.append("encrypted")
+    statements, (ours,) = _statements(s3, bucket), bucket_policy(names)["Statement"]
+    if ours not in statements:
+        others = [each for each in statements if each.get("Sid") != INSECURE]
+        policy = {**bucket_policy(names), "Statement": [*others, ours]}
+        s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+        changes.append("requests without encryption refused")
     wanted, rules = _wanted_rules(keep_days), _rules(s3, bucket)
     if [rule for rule in rules if rule.get("ID") in (RULE, RULE_PARTS)] != wanted:
         others = [rule for rule in rules if rule.get("ID") not in (RULE, RULE_PARTS)]
@@ -194,35 +197,34 @@ def _wanted_rules(keep_days: int) -> list[dict[str, Any]]:
 
 
 def _closed(s3: Any, bucket: str) -> dict[str, bool]:
-    from botocore.exceptions import ClientError
-
-    try:
-        found: dict[str, bool] = s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"]
-    except ClientError as error:
-        if code(error) == "NoSuchPublicAccessBlockConfiguration":
-            return {}
-        raise
-    return found
+    found = _ask(s3.get_public_access_block, bucket, "NoSuchPublicAccessBlockConfiguration")
+    return dict(found.get("PublicAccessBlockConfiguration", {}))
 
 
 def _encryption(s3: Any, bucket: str) -> str:
-    from botocore.exceptions import ClientError
-
-    try:
-        rules = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
-    except ClientError as error:
-        if code(error) == "ServerSideEncryptionConfigurationNotFoundError":
-            return ""
-        raise
+    found = _ask(s3.get_bucket_encryption, bucket, "ServerSideEncryptionConfigurationNotFoundError")
+    rules = found.get("ServerSideEncryptionConfiguration", {}).get("Rules")
     return str(rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"]) if rules else ""
 
 
 def _rules(s3: Any, bucket: str) -> list[dict[str, Any]]:
+    found = _ask(s3.get_bucket_lifecycle_configuration, bucket, "NoSuchLifecycleConfiguration")
+    return list(found.get("Rules", []))
+
+
+def _statements(s3: Any, bucket: str) -> list[dict[str, Any]]:
+    return list(
+        json.loads(_ask(s3.get_bucket_policy, bucket, "NoSuchBucketPolicy").get("Policy", "{}")).get("Statement", [])
+    )
+
+
+def _ask(call: Callable[..., Any], bucket: str, none: str) -> dict[str, Any]:
+    """Return S3's answer about a bucket; an empty one where its error says that nothing of the kind is set."""
     from botocore.exceptions import ClientError
 
     try:
-        return list(s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"])
+        return dict(call(Bucket=bucket))
     except ClientError as error:
-        if code(error) == "NoSuchLifecycleConfiguration":
-            return []
+        if code(error) == none:
+            return {}
         raise

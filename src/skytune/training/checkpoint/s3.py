@@ -5,12 +5,16 @@ amid a large one is waited for as long as its machine is up. And an answer befor
 `100 Continue` before each upload, and where that arrives late, aiohttp waits for the real answer without end.
 """
 
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
 
 from ...config import UserError
 from ...config.installing import add_extra
+
+OWNER = "SKYTUNE_BUCKET_OWNER"
+"""Environment variable: BUCKET=ACCOUNT of the stack, whose bucket's name can be guessed and made by anybody."""
 
 
 def file_system(url: str, options: dict[str, Any] | None, patience: float) -> Any:
@@ -40,7 +44,7 @@ def file_system(url: str, options: dict[str, Any] | None, patience: float) -> An
             skip_instance_cache=True,  # settings of ours, not those of who came first
             use_listings_cache=False,  # other machines write too
             config_kwargs=config,
-            session=_session(),
+            session=_session(url),
             **extra,
         )
     except ImportError as error:
@@ -49,13 +53,33 @@ def file_system(url: str, options: dict[str, Any] | None, patience: float) -> An
     return system
 
 
-def _session() -> Any:
+def bucket_of(account: str, bucket: str | None = None) -> Callable[..., dict[str, Any] | None]:
+    """Return a handler of botocore's `provide-client-params.s3`: requests are refused by buckets of other accounts.
+
+    Args:
+        account: number of the account whose buckets are meant.
+        bucket: only requests for this one; None for all.
+    """
+
+    def provide(params: dict[str, Any], model: Any, **_: Any) -> dict[str, Any] | None:
+        shape = model.input_shape
+        if shape is None or "ExpectedBucketOwner" not in shape.members or bucket not in (None, params.get("Bucket")):
+            return None
+        return {**params, "ExpectedBucketOwner": account}
+
+    return provide
+
+
+def _session(url: str) -> Any:
     """Return a session that asks for no `100 Continue`: what it would save, the probe before training has found out."""
     from aiobotocore.session import AioSession  # type: ignore[import-untyped]
     from botocore.handlers import add_expect_header
 
     session = AioSession()
     session.unregister("before-call.s3", add_expect_header)
+    bucket, _, account = os.environ.get(OWNER, "").partition("=")
+    if account and url.removeprefix("s3://").partition("/")[0] == bucket:
+        session.register("provide-client-params.s3", bucket_of(account))
     return session
 
 
