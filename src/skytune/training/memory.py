@@ -11,13 +11,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ..config import UserError
 from .callbacks import Run
-from .strategy import Strategy
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +108,7 @@ class Attempts:
         lengths: int64 [rows], tokens of every row of the train split, for messages.
     """
 
-    def __init__(self, run: Run, strategy: Strategy, lengths: np.ndarray) -> None:
+    def __init__(self, run: Run, strategy: "Strategy", lengths: np.ndarray) -> None:
         self.run, self.strategy, self.lengths = run, strategy, lengths
         self.auto = run.config.batch.auto
         if self.auto and run.world.size > 1 and strategy.alone() is None:

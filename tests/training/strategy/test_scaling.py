@@ -8,9 +8,8 @@ import torch
 
 from skytune.config import Precision, RunConfig, UserError, from_dict
 from skytune.training.devices import World
-from skytune.training.strategy.base import Base
+from skytune.training.strategy import Strategy
 from skytune.training.strategy.deepspeed import DeepSpeed
-from skytune.training.strategy.replicated import Single
 
 INTERVAL = 4
 
@@ -29,11 +28,11 @@ class DeepSpeedScaler:
         self.cur_iter += 1
 
 
-def strategy(name: str) -> Base:
+def strategy(name: str) -> Strategy:
     config = from_dict(RunConfig, {"strategy": {"name": name}})
     world = World(0, 1, torch.device("cpu"), Precision.fp16, Precision.fp16)
     if name == "single":
-        made: Base = Single(config, world)
+        made: Strategy = Strategy(config, world)
         assert made.scaler is not None
         made.scaler.set_growth_interval(INTERVAL)
         return made
@@ -42,7 +41,7 @@ def strategy(name: str) -> Base:
     return zero
 
 
-def step(found: Base, overflow: bool) -> float:
+def step(found: Strategy, overflow: bool) -> float:
     """Take a step of its scaler; return the scale after it."""
     if isinstance(found, DeepSpeed):
         scaler = found.engine.optimizer.loss_scaler

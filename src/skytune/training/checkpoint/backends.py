@@ -131,7 +131,11 @@ class Backend:
 
     def read_version(self, path: str) -> tuple[bytes | None, Any]:
         """Return a small file (None where there is none) and a mark of its version for `swap`."""
-        raise NotImplementedError
+        try:
+            data = self.read(path)
+        except FileNotFoundError:
+            return None, None
+        return data, data
 
     def swap(self, path: str, data: bytes, version: Any) -> bool:
         """Write a small file unless it changed since `version`; return whether it was written."""
@@ -143,16 +147,7 @@ class MemoryBackend(Backend):
 
     _lock = threading.Lock()
 
-    def read_version(self, path: str) -> tuple[bytes | None, Any]:
-        """See `Backend`."""
-        try:
-            data = self.read(path)
-        except FileNotFoundError:
-            return None, None
-        return data, data
-
     def swap(self, path: str, data: bytes, version: Any) -> bool:
-        """See `Backend`."""
         with self._lock:
             if self.read_version(path)[1] != version:
                 return False
@@ -164,7 +159,6 @@ class S3Backend(Backend):
     """A bucket, through s3fs; conditional writes (`If-None-Match`, `If-Match`) make leases atomic."""
 
     def read_version(self, path: str) -> tuple[bytes | None, Any]:
-        """See `Backend`."""
         from fsspec.asyn import sync
 
         bucket, key, _ = self.system.split_path(self.path(path))
@@ -176,7 +170,6 @@ class S3Backend(Backend):
         return sync(self.system.loop, answer["Body"].read), answer["ETag"]
 
     def swap(self, path: str, data: bytes, version: Any) -> bool:
-        """See `Backend`."""
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             self.system.pipe_file(self.path(path), data, **condition)

@@ -57,11 +57,9 @@ class HubBackend(Backend):
         return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name=LIBRARY)
 
     def path(self, path: str) -> str:
-        """See `Backend`."""
         return f"{self.root}/{path}".strip("/")
 
     def names(self, folder: str) -> dict[str, int | None]:
-        """See `Backend`."""
         from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
         try:
@@ -75,11 +73,9 @@ class HubBackend(Backend):
         return {entry.path.rsplit("/", 1)[-1]: getattr(entry, "size", None) for entry in found}
 
     def read(self, path: str) -> bytes:
-        """See `Backend`."""
         return b"".join(self.blocks(path))
 
     def blocks(self, path: str, revision: str = "main") -> Iterator[bytes]:
-        """See `Backend`."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -104,15 +100,13 @@ class HubBackend(Backend):
             yield from response.iter_bytes(BLOCK)
 
     def write(self, path: str, data: bytes) -> None:
-        """See `Backend`."""
         self._commit(f"Write {path}", {path: data})
 
     def write_all(self, files: Mapping[str, bytes]) -> None:
-        """See `Backend`: in one commit."""
+        """In one commit."""
         self._commit(f"Write {list(files)[-1]}", files)
 
     def delete(self, path: str) -> None:
-        """See `Backend`."""
         from huggingface_hub import CommitOperationDelete
 
         folder, _, name = path.rpartition("/")
@@ -120,7 +114,6 @@ class HubBackend(Backend):
             self._commit(f"Delete {path}", {}, CommitOperationDelete(self.path(path)))
 
     def remove(self, folder: str) -> None:
-        """See `Backend`."""
         from huggingface_hub import CommitOperationDelete
 
         if self.names(folder):
@@ -133,7 +126,7 @@ class HubBackend(Backend):
         """Nothing: files wait in the workspace for the commit."""
 
     def commit(self, folder: str, workspace: Path, data: bytes, completed: bytes) -> None:
-        """See `Backend`: one commit has it all."""
+        """One commit has it all."""
         run = folder.rpartition("/")[0]
         files: dict[str, bytes | Path] = {f"{folder}/{file.name}": file for file in sorted(workspace.iterdir())}
         files[f"{folder}/{manifests.NAME}"] = data
@@ -141,12 +134,12 @@ class HubBackend(Backend):
         self._commit(f"Save {folder}", files)
 
     def probe(self, path: str) -> None:
-        """See `Backend`: asks for the right to write instead of writing, which would be two commits."""
+        """Asks for the right to write instead of writing, which would be two commits."""
         self._ensure()
         self.api.auth_check(self.repo, write=True)
 
     def read_version(self, path: str) -> tuple[bytes | None, Any]:
-        """See `Backend`; the version is the branch's commit."""
+        """The version is the branch's commit."""
         self._ensure()
         head = self.api.repo_info(self.repo).sha
         try:
@@ -155,7 +148,6 @@ class HubBackend(Backend):
             return None, head
 
     def swap(self, path: str, data: bytes, version: Any) -> bool:
-        """See `Backend`."""
         from huggingface_hub.errors import HfHubHTTPError
 
         try:

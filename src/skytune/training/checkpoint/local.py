@@ -24,7 +24,6 @@ class LocalBackend(Backend):
         return Path(self.root, path)
 
     def names(self, folder: str) -> dict[str, int | None]:
-        """See `Backend`."""
         try:
             with os.scandir(self.at(folder)) as found:
                 return {entry.name: entry.stat().st_size if entry.is_file() else None for entry in found}
@@ -32,21 +31,17 @@ class LocalBackend(Backend):
             return {}
 
     def read(self, path: str) -> bytes:
-        """See `Backend`."""
         return self.at(path).read_bytes()
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """See `Backend`."""
         with self.at(path).open("rb") as file:
             while block := file.read(BLOCK):
                 yield block
 
     def local(self, path: str) -> Path | None:
-        """See `Backend`."""
         return self.at(path)
 
     def write(self, path: str, data: bytes) -> None:
-        """See `Backend`."""
         target = self.at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
@@ -59,7 +54,6 @@ class LocalBackend(Backend):
         flush_folder(target.parent)
 
     def delete(self, path: str) -> None:
-        """See `Backend`."""
         self.at(path).unlink(missing_ok=True)
 
     def remove(self, folder: str) -> None:
@@ -73,19 +67,16 @@ class LocalBackend(Backend):
         shutil.rmtree(trash, ignore_errors=True)
 
     def leftovers(self, folder: str) -> list[str]:
-        """See `Backend`."""
         ours = (".step-", ".trash-", ".probe-", f".{manifests.COMPLETED}.")
         return [f"{folder}/{name}" for name in self.names(folder) if name.startswith(ours)]
 
     def discard(self, path: str) -> None:
-        """See `Backend`."""
         if self.at(path).is_dir():
             shutil.rmtree(self.at(path), ignore_errors=True)
         else:
             self.delete(path)
 
     def workspace(self, folder: str, token: str) -> Path:
-        """See `Backend`."""
         path = self.at(folder)
         temporary = path.with_name(f".{path.name}-{token}")
         temporary.mkdir(parents=True, exist_ok=True)
@@ -95,12 +86,10 @@ class LocalBackend(Backend):
         """Nothing: the new folder takes the old one's place as a whole."""
 
     def put(self, folder: str, name: str, path: Path) -> None:
-        """See `Backend`."""
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
     def commit(self, folder: str, workspace: Path, data: bytes, completed: bytes) -> None:
-        """See `Backend`."""
         target = self.at(folder)
         if workspace.exists():  # otherwise a try before this one came through
             write_durably(workspace / manifests.NAME, data)
@@ -110,14 +99,6 @@ class LocalBackend(Backend):
             workspace.rename(target)
             flush_folder(target.parent)
         self.write(f"{folder.rpartition('/')[0]}/{manifests.COMPLETED}", completed)
-
-    def read_version(self, path: str) -> tuple[bytes | None, Any]:
-        """See `Backend`."""
-        try:
-            data = self.read(path)
-        except FileNotFoundError:
-            return None, None
-        return data, data
 
     def swap(self, path: str, data: bytes, version: Any) -> bool:
         """Create with an exclusive hard link; replace under a lock on a file beside it."""

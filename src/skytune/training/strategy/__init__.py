@@ -1,6 +1,38 @@
 """The room of strategies: how the training step is spread over processes. The loop does not know which one it has."""
 
-from .choice import build_strategy
-from .protocol import Strategy, size
+from typing import TYPE_CHECKING
+
+from ...config import RunConfig, StrategyName
+from ..refusals import chosen, refuse_strategy
+from .base import Strategy, size
+
+if TYPE_CHECKING:
+    from ..devices import World
 
 __all__ = ["Strategy", "build_strategy", "size"]
+
+
+def build_strategy(config: RunConfig, world: "World") -> Strategy:
+    """Return the strategy of this run.
+
+    Raises:
+        UserError: it cannot be run here.
+    """
+    from .optimizer_sharding import OptimizerSharding
+    from .replicated import DataParallel, Replicated
+    from .sharded import FullyShard
+
+    refuse_strategy(config, world.size, world.device.type)
+    kinds = {
+        StrategyName.single: Strategy,
+        StrategyName.dp: DataParallel,
+        StrategyName.ddp: Replicated,
+        StrategyName.fsdp: FullyShard,
+        StrategyName.optimizer_sharding: OptimizerSharding,
+    }
+    name = chosen(config, world.size)
+    if name.is_zero:
+        from .deepspeed import DeepSpeed
+
+        return DeepSpeed(config, world)
+    return kinds[name](config, world)

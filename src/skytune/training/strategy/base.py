@@ -1,4 +1,4 @@
-"""What strategies have in common: precision, loss scaling, clipping, and a model that every process has whole."""
+"""What loop, checkpoints and results need of a way to spread the training step; and `single`, which spreads nothing."""
 
 import contextlib
 import logging
@@ -18,34 +18,49 @@ from .scaling import into_torch, of_torch
 
 if TYPE_CHECKING:
     from ..devices import World
-    from .protocol import Tensors
+
+Tensors = Mapping[str, torch.Tensor]
 
 log = logging.getLogger(__name__)
 
 
-class Base:
-    """One process, one device, the whole model: what other strategies change a little."""
+class Strategy:
+    """A way to spread the training step; the loop does not know which one it has.
+
+    This one is `single`: one process, one device, the whole model. Others change some of it.
+    """
 
     name = "single"
+    """As the config names what is done: never `auto`, nor `dp` where there is one device."""
+
     sharded = False
+    """Whether every process holds state that others lack, and so writes files of its own into a checkpoint."""
+
     together = False
+    """Whether reading the state for a checkpoint takes all processes."""
+
     own_files: tuple[str, ...] = ()
+    """If `sharded`: files (`optimizer`) whose whole tensors only this process has; else all have the same."""
 
     def __init__(self, config: RunConfig, world: "World") -> None:
         self.config, self.world = config, world
         self.module: torch.nn.Module = torch.nn.Identity()
+        """The model to call; possibly wrapped."""
         self.model: torch.nn.Module = torch.nn.Identity()
+        """The model without its wrapper; its weights may be shards."""
         self.optimizer: torch.optim.Optimizer
+        """Over the prepared model's parameters, all of them, whoever holds their state."""
+        self.owns_group = False
         scaled = world.precision is Precision.fp16
         self.scaler = torch.amp.GradScaler(world.device.type) if scaled else None
 
     @property
     def devices(self) -> int:
-        """See `Strategy`."""
+        """Devices that compute, all processes together."""
         return self.world.size
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Strategy`."""
+        """Place the model on the device and wrap it; return what the loop calls."""
         self.model = self.changed(model).to(self.world.device)
         self.module = self.wrap(self.model)
         if self.config.compile.mode is not CompileMode.off:
@@ -53,7 +68,7 @@ class Base:
         return self.module
 
     def place(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Strategy`."""
+        """Place the model for prediction alone; return what is called."""
         self.model = self.module = model.to(self.world.device)
         return self.module
 
@@ -77,23 +92,29 @@ class Base:
         return model
 
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
-        """See `Strategy`."""
+        """Build the optimizer over the prepared model's parameters."""
         self.optimizer = build_optimizer(config, self.model)
         return self.optimizer
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
-        """See `Strategy`."""
+        """Context of one micro-batch's forward and backward; gradients are exchanged in the last one of a step only."""
         return contextlib.nullcontext()
 
     def alone(self) -> AbstractContextManager[None] | None:
-        """See `Strategy`."""
+        """Context in which forward and backward need no other process; None where there is no such thing (sharded
+        weights). All processes enter it; what one does in it, and whether it fails, its peers do not notice. Gradients
+        computed in it, `micro_step` or not, are this process's own until `exchange`."""
         return contextlib.nullcontext()
 
     def exchange(self) -> None:
-        """See `Strategy`."""
+        """Average over processes the gradients that were computed `alone`."""
 
     def agree(self) -> None:
-        """See `Strategy`. Numbers with a point alone: the others are constants."""
+        """Give all processes rank 0's buffers (a batch normalization's statistics), which are what is exported, before
+        a prediction (collective).
+
+        Numbers with a point alone: the others are constants.
+        """
         if self.world.size == 1:
             return
         for buffer in self.model.buffers():
@@ -104,15 +125,15 @@ class Base:
                     buffer.copy_(whole)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """See `Strategy`."""
+        """Context of a forward pass: the precision."""
         return precision.autocast(self.world.device.type, self.world.precision)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """See `Strategy`."""
+        """Add the gradients of an already weighted loss."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def clip(self, max_norm: float | None) -> torch.Tensor | None:
-        """See `Strategy`."""
+        """Clip the global gradient norm; return the norm before (a scalar), None without clipping."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if max_norm is None:
@@ -124,7 +145,7 @@ class Base:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
     def step(self) -> bool:
-        """See `Strategy`."""
+        """Update the weights and forget the gradients; return False where overflowing gradients were thrown away."""
         taken = True
         if self.scaler is None:
             self.optimizer.step()
@@ -137,43 +158,49 @@ class Base:
         return taken
 
     def reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """See `Strategy`."""
+        """Return the sum of a small tensor over all processes."""
         if self.world.size > 1:
             values = values.clone()
             torch.distributed.all_reduce(values)
         return values
 
     def state(self) -> dict[str, torch.Tensor]:
-        """See `Strategy`."""
+        """Return the model's weights by name, under the names of the unwrapped model (for a checkpoint).
+
+        Collective. Whole tensors where not `sharded`; else DTensors, and whole ones of which all processes have a copy.
+        """
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
 
-    def load(self, weights: "Tensors") -> None:
-        """See `Strategy`."""
+    def load(self, weights: Tensors) -> None:
+        """Put weights that `state` returned back into the model; `weights` may read what is needed as it is asked."""
         self.model.load_state_dict(dict(weights), strict=True)
 
     def optimizer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """See `Strategy`."""
+        """Return the optimizer's state as `flatten_optimizer` does (collective); this process's part if `sharded`."""
         return flatten_optimizer(self.optimizer)
 
-    def load_optimizer(self, tensors: "Tensors", values: Mapping[str, Any]) -> None:
-        """See `Strategy`."""
+    def load_optimizer(self, tensors: Tensors, values: Mapping[str, Any]) -> None:
+        """Put a state back that any strategy on any number of processes saved."""
         restore_optimizer(self.optimizer, tensors, values)
 
     def scaling(self) -> dict[str, Any] | None:
-        """See `Strategy`."""
+        """Return the state of the loss scaling in the form of `scaling`; None without it."""
         return None if self.scaler is None else of_torch(self.scaler)
 
     def load_scaling(self, values: Mapping[str, Any] | None) -> None:
-        """See `Strategy`."""
+        """Put the state of the loss scaling back."""
         if self.scaler is not None and values:
             into_torch(self.scaler, values)
 
     def export(self) -> torch.nn.Module | None:
-        """See `Strategy`."""
+        """Return a plain model with whole weights on the main process (collective); others may get None."""
         return self.model
 
     def close(self) -> None:
-        """See `Strategy`."""
+        """Give back what was taken for it (a process group)."""
+        if self.owns_group:
+            torch.distributed.destroy_process_group()
+            self.owns_group = False
 
 
 def _counts_own_rows(module: torch.nn.Module) -> bool:
@@ -189,3 +216,8 @@ def own_group(world: "World") -> bool:
     backend = "nccl" if world.device.type == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
     return True
+
+
+def size(parameter: torch.Tensor) -> int:
+    """Return the numbers in a parameter, of all processes together (ZeRO's third stage leaves an empty tensor)."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -15,16 +15,15 @@ import torch
 from ...config import Offload, OptimizerConfig, Precision, RunConfig, UserError
 from ..checkpoint.optimizer import flatten_state, restored_state
 from ..schedule import build_optimizer
-from .base import Base
+from .base import Strategy, Tensors
 from .scaling import into_deepspeed, of_deepspeed
 from .sharded import filled, hollow
 
 if TYPE_CHECKING:
     from ..devices import World
-    from .protocol import Tensors
 
 
-class DeepSpeed(Base):
+class DeepSpeed(Strategy):
     """See the module."""
 
     together = True
@@ -66,13 +65,12 @@ class DeepSpeed(Base):
         }
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Strategy`. The engine needs the optimizer too: until then it is the model itself."""
+        """The engine needs the optimizer too: until then it is the model itself."""
         self.skeleton = hollow(model) if self.world.main else None
         self.model = self.module = self.changed(model)
         return self.module
 
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
-        """See `Strategy`."""
         from accelerate import Accelerator, DeepSpeedPlugin
         from accelerate.state import AcceleratorState
 
@@ -88,7 +86,6 @@ class DeepSpeed(Base):
         return self.optimizer
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
-        """See `Strategy`."""
         return self._bounded(last)
 
     @contextlib.contextmanager
@@ -97,30 +94,28 @@ class DeepSpeed(Base):
         yield
 
     def alone(self) -> AbstractContextManager[None] | None:
-        """See `Strategy`."""
         return None
 
     def autocast(self) -> AbstractContextManager[None]:
-        """See `Strategy`. The engine has cast the weights."""
+        """The engine has cast the weights."""
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """See `Strategy`."""
         self.engine.backward(loss)
 
     def clip(self, max_norm: float | None) -> torch.Tensor | None:
-        """See `Strategy`. The engine clips and updates in one go."""
+        """The engine clips and updates in one go."""
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
         return None if max_norm is None or norm is None else torch.as_tensor(norm)
 
     def step(self) -> bool:
-        """See `Strategy`: `clip` did it."""
+        """Nothing is left to do: `clip` did it."""
         before, self.skipped = self.skipped, int(self.engine.skipped_steps)
         return self.skipped == before
 
     def state(self) -> dict[str, torch.Tensor]:
-        """See `Strategy`. The float32 weights, whole, on the CPU."""
+        """The float32 weights, whole, on the CPU."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         found = {}
@@ -139,8 +134,7 @@ class DeepSpeed(Base):
         with deepspeed.zero.GatheredParameters([parameter], enabled=self.stage == 3):
             return parameter.detach().float().to("cpu", copy=True)
 
-    def load(self, weights: "Tensors") -> None:
-        """See `Strategy`."""
+    def load(self, weights: Tensors) -> None:
         import deepspeed
         from deepspeed.utils import safe_set_full_fp32_param
 
@@ -161,7 +155,7 @@ class DeepSpeed(Base):
         return [p for p in trained if _ndim(p) > 1] + [p for p in trained if _ndim(p) <= 1]
 
     def optimizer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """See `Strategy`: whole, in the form of the plain optimizer."""
+        """Whole, in the form of the plain optimizer."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         parameters, inner = self._parameters(), self._inner()
@@ -182,8 +176,7 @@ class DeepSpeed(Base):
         whole = {"state": state, "param_groups": groups}
         return flatten_state(type(inner).__name__, whole, [_shape(p) for p in parameters])
 
-    def load_optimizer(self, tensors: "Tensors", values: Mapping[str, Any]) -> None:
-        """See `Strategy`."""
+    def load_optimizer(self, tensors: Tensors, values: Mapping[str, Any]) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
 
         inner, parameters = self._inner(), self._parameters()
@@ -225,19 +218,16 @@ class DeepSpeed(Base):
         return self.engine.optimizer.optimizer
 
     def scaling(self) -> dict[str, Any] | None:
-        """See `Strategy`."""
         scaler = getattr(self.engine.optimizer, "loss_scaler", None)
         if self.world.precision is not Precision.fp16 or scaler is None:
             return None
         return of_deepspeed(scaler)
 
     def load_scaling(self, values: Mapping[str, Any] | None) -> None:
-        """See `Strategy`."""
         if values:
             into_deepspeed(self.engine.optimizer.loss_scaler, values)
 
     def export(self) -> torch.nn.Module | None:
-        """See `Strategy`."""
         weights = self.state()
         return None if self.skeleton is None else filled(self.skeleton, weights)
 

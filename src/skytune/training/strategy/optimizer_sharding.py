@@ -13,12 +13,11 @@ import torch
 from ...config import OptimizerConfig, RunConfig
 from ..checkpoint.optimizer import flatten_state, restore_optimizer
 from ..schedule import optimizer_over, parameter_groups
-from .base import own_group
+from .base import Tensors, own_group
 from .replicated import Replicated
 
 if TYPE_CHECKING:
     from ..devices import World
-    from .protocol import Tensors
 
 
 class OptimizerSharding(Replicated):
@@ -34,7 +33,6 @@ class OptimizerSharding(Replicated):
         self.owns_group = own_group(world)
 
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
-        """See `Strategy`."""
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         groups = parameter_groups(self.model, config.weight_decay)
@@ -58,7 +56,6 @@ class OptimizerSharding(Replicated):
         return [where[id(parameter)] for parameter in _parameters(self.local)]
 
     def optimizer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """See `Strategy`."""
         numbers, state = self._numbers(), self.local.state_dict()
         count, groups = 0, []
         for own, group in zip(state["param_groups"], self.optimizer.param_groups, strict=True):
@@ -71,8 +68,7 @@ class OptimizerSharding(Replicated):
         }
         return flatten_state(type(self.local).__name__, whole, [list(p.shape) for p in _parameters(self.optimizer)])
 
-    def load_optimizer(self, tensors: "Tensors", values: Mapping[str, Any]) -> None:
-        """See `Strategy`."""
+    def load_optimizer(self, tensors: Tensors, values: Mapping[str, Any]) -> None:
         numbers = self._numbers()
         local = {number: position for position, number in enumerate(numbers)}
         count, members = 0, []
@@ -89,12 +85,6 @@ class OptimizerSharding(Replicated):
         restore_optimizer(self.local, tensors, own)
         for ours, theirs in zip(self.optimizer.param_groups, self.local.param_groups, strict=True):
             ours.update({key: value for key, value in theirs.items() if key != "params"})
-
-    def close(self) -> None:
-        """See `Strategy`."""
-        if self.owns_group:
-            torch.distributed.destroy_process_group()
-            self.owns_group = False
 
 
 def _build(config: OptimizerConfig, groups: list[dict[str, Any]], **_: Any) -> torch.optim.Optimizer:

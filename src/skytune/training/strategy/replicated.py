@@ -1,4 +1,4 @@
-"""Strategies in which every process has the whole model: one device, threads over GPUs, DistributedDataParallel."""
+"""Strategies in which every process has the whole model: threads over GPUs, DistributedDataParallel."""
 
 import contextlib
 import logging
@@ -11,16 +11,12 @@ import torch
 
 from ...config import UserError
 from ..prediction import logits_of, loss_of
-from .base import Base
+from .base import Strategy
 
 log = logging.getLogger(__name__)
 
 
-class Single(Base):
-    """One process, one device, nothing wrapped: the readable baseline."""
-
-
-class Replicated(Base):
+class Replicated(Strategy):
     """DistributedDataParallel: every process has the whole model.
 
     Gradients are averaged over processes; micro-batch weights carry the factor that makes it a mean over rows.
@@ -29,7 +25,6 @@ class Replicated(Base):
     name = "ddp"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Base`."""
         if self.world.size == 1:
             return model
         device = self.world.device
@@ -44,7 +39,6 @@ class Replicated(Base):
         return ddp
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
-        """See `Strategy`."""
         ddp = self.module
         if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
             return contextlib.nullcontext()
@@ -72,7 +66,7 @@ class Replicated(Base):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """See `Strategy`. DDP's forward sends rank 0's buffers to all before a step's first micro-batch: here that is
+        """DDP's forward sends rank 0's buffers to all before a step's first micro-batch: here that is
         done on entering, and then left out."""
         ddp = self.module
         if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
@@ -88,7 +82,7 @@ class Replicated(Base):
                 ddp.require_forward_param_sync = before
 
     def exchange(self) -> None:
-        """See `Strategy`. In buckets, as DDP does it; a weight that only some processes used counts as 0 in the others,
+        """In buckets, as DDP does it; a weight that only some processes used counts as 0 in the others,
         one that nobody used keeps no gradient."""
         size = self.world.size
         if size == 1:
@@ -135,27 +129,25 @@ class _Touched(torch.nn.Module):
         return nothing + torch.stack(zeros).sum()
 
 
-class DataParallel(Base):
+class DataParallel(Strategy):
     """`nn.DataParallel`: one process, a thread a GPU, the model copied to all GPUs in every step."""
 
     name = "dp"
 
     def place(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Strategy`. Nothing is spread."""
-        self.name = Single.name
+        """Nothing is spread."""
+        self.name = Strategy.name
         return super().place(model)
 
     @property
     def devices(self) -> int:
-        """See `Strategy`."""
         return self.module.gpus if isinstance(self.module, Threads) else super().devices
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Base`."""
         gpus = torch.cuda.device_count() if self.world.device.type == "cuda" else 0
         if gpus < 2:
             log.warning("strategy=dp: there are no several GPUs to spread over; this is strategy=single")
-            self.name = Single.name
+            self.name = Strategy.name
             return model
         log.warning("strategy=dp: strategy=ddp with launch.num_processes=%d is faster and uses less memory", gpus)
         return Threads(model, gpus)

@@ -21,12 +21,11 @@ from ..checkpoint.optimizer import restore_optimizer, state_names
 from ..checkpoint.shards import local_piece, region
 from ..compiling import compile_in_place
 from ..precision import DTYPES
-from .base import Base, own_group
+from .base import Strategy, Tensors, own_group
 from .blocks import find_blocks
 
 if TYPE_CHECKING:
     from ..devices import World
-    from .protocol import Tensors
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ CUT_UP = re.compile(r"DTensor|sharding|placement", re.IGNORECASE)
 """What torch says of an operation that it has for whole tensors alone."""
 
 
-class FullyShard(Base):
+class FullyShard(Strategy):
     """See the module."""
 
     name = "fsdp"
@@ -52,12 +51,10 @@ class FullyShard(Base):
         """Copies of the model that there are (more than one with `hybrid`)."""
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Strategy`."""
         self.skeleton = hollow(model) if self.world.main else None
         return self._shard(self.changed(model))
 
     def place(self, model: torch.nn.Module) -> torch.nn.Module:
-        """See `Strategy`."""
         return self._shard(model)
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -92,7 +89,6 @@ class FullyShard(Base):
         return model
 
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
-        """See `Strategy`."""
         optimizer = super().make_optimizer(config)
         if self.scaler is not None:
             # A fused optimizer takes the scaler's plain tensors into its kernel, which DTensors cannot be mixed with:
@@ -113,11 +109,11 @@ class FullyShard(Base):
         return init_device_mesh(kind, (self.replicas, together), mesh_dim_names=("copy", "shard"))
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
-        """See `Strategy`. Gradients that wait for their exchange are whole, so only `grad_op` lets them wait."""
+        """Gradients that wait for their exchange are whole, so only `grad_op` lets them wait."""
         return self._exchanging(last or self.config.strategy.sharding is not Sharding.grad_op)
 
     def alone(self) -> AbstractContextManager[None] | None:
-        """See `Strategy`: weights are gathered in every pass."""
+        """None: weights are gathered in every pass."""
         return None
 
     @contextlib.contextmanager
@@ -147,11 +143,6 @@ class FullyShard(Base):
         return norm
 
     def step(self) -> bool:
-        """See `Strategy`.
-
-        Raises:
-            UserError: the optimizer computes what DTensors cannot.
-        """
         try:
             return super().step()
         except RuntimeError as error:
@@ -163,8 +154,8 @@ class FullyShard(Base):
                 "optimizer_sharding every process has them whole"
             ) from error
 
-    def load(self, weights: "Tensors") -> None:
-        """See `Strategy`. Only what this process holds is read."""
+    def load(self, weights: Tensors) -> None:
+        """Only what this process holds is read."""
         own = self.model.state_dict()
         odd = sorted(own.keys() ^ set(weights))
         if odd:
@@ -174,14 +165,13 @@ class FullyShard(Base):
                 piece = local_piece(tensor)
                 piece.tensor.copy_(region(weights, name, piece))
 
-    def load_optimizer(self, tensors: "Tensors", values: Mapping[str, Any]) -> None:
-        """See `Strategy`."""
+    def load_optimizer(self, tensors: Tensors, values: Mapping[str, Any]) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         like = {name: parameters[number] for name, number in state_names(values).items()}
         restore_optimizer(self.optimizer, _Cut(tensors, like), values)
 
     def export(self) -> torch.nn.Module | None:
-        """See `Strategy`. Weights are gathered one by one, so a GPU never holds more than one of them whole."""
+        """Weights are gathered one by one, so a GPU never holds more than one of them whole."""
         whole: dict[str, torch.Tensor] = {}
         for name, tensor in self.model.state_dict().items():
             full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -189,17 +179,11 @@ class FullyShard(Base):
                 whole[name] = full.detach().to("cpu", copy=True)
         return None if self.skeleton is None else filled(self.skeleton, whole)
 
-    def close(self) -> None:
-        """See `Strategy`."""
-        if self.owns_group:
-            torch.distributed.destroy_process_group()
-            self.owns_group = False
-
 
 class _Cut(Mapping[str, torch.Tensor]):
     """Stored optimizer state, each tensor cut up as the parameter that it belongs to where their shapes agree."""
 
-    def __init__(self, stored: "Tensors", like: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, stored: Tensors, like: Mapping[str, torch.Tensor]) -> None:
         self.stored, self.like = stored, like
 
     def __getitem__(self, name: str) -> torch.Tensor:
