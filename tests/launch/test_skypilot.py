@@ -26,7 +26,7 @@ from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryCon
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.nodes import Nodes, node_addresses
 from skytune.launch.several import agent
-from skytune.launch.skypilot import machines_asked, merged, node, scripts, upload
+from skytune.launch.skypilot import machines_asked, merged, scripts, upload
 from skytune.launch.skypilot.attempt import PREFIX, Following, forget_last_attempt
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources
@@ -194,21 +194,6 @@ def test_a_job_that_takes_too_long_is_ended_with_the_reason(tmp_path: Path, run_
     ended = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 1 and "ended after compute.max_hours=" in ended.stdout
     assert any(error.user for error in job.read_errors().values())
-
-
-@pytest.mark.parametrize(
-    ("managed", "status", "code"), [("1", "preempted", 75), ("", "preempted", 0), ("1", "completed", 0)]
-)
-def test_what_saved_because_it_is_taken_away_asks_skypilots_controller_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, managed: str, status: str, code: int
-) -> None:
-    job = JobDir(tmp_path)
-    job.write_job(Job(kind="train", run_key="k", config=config(), labels=["a", "b"]))
-    job.write_result({"status": status})
-    monkeypatch.setenv("SKYTUNE_MANAGED", managed)
-    monkeypatch.setattr(node, "agent", lambda *words: [sys.executable, "-c", ""])
-    monkeypatch.setattr(node.signal, "signal", lambda *words: None)
-    assert node.main([str(tmp_path)]) == code
 
 
 # What is sent.
@@ -467,8 +452,8 @@ def test_scripts_and_records_with_secrets_are_deleted_once_the_machines_are_gone
     server, temporary = tmp_path / ".sky" / "api_server", tmp_path / "tmp"
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     secret = "hf_canary0123456789"
-    held = [tmp_path / ".sky/generated/mine.yml", tmp_path / ".sky/managed_jobs/mine-1.env", temporary / "sky_setup_x"]
-    others = [tmp_path / ".sky/managed_jobs/other.env", temporary / "sky_app_young", temporary / "mine.txt"]
+    held = [tmp_path / ".sky/generated/mine.yml", tmp_path / ".sky/tmp/mine-1.env", temporary / "sky_setup_x"]
+    others = [tmp_path / ".sky/tmp/other.env", temporary / "sky_app_young", temporary / "mine.txt"]
     for file in (*held, *others):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"TOKEN={secret}")

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("zenml")
 
-from skytune.config import ComputeConfig
-from skytune.stacks.flavor import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
+from skytune.config import ComputeConfig, UserError
+from skytune.stacks.settings import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
 HERE = {"device", "fast", "local", "usd_per_hour"}
 """Keys of `compute` that say how this machine, or any, computes."""
@@ -46,3 +46,19 @@ def test_the_store_of_the_active_stack_is_found() -> None:
     assert store_of(client(Of(flavor_name="skypilot", configuration={}))) is None  # type: ignore[arg-type]
     assert store_of(client(Of(flavor_name="vertex", configuration=other))) is None  # type: ignore[arg-type]
     assert store_of(client()) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("flavor", ["local", "vm_aws", "kubernetes"])
+def test_a_pipeline_that_would_run_elsewhere_is_refused(flavor: str) -> None:
+    from types import SimpleNamespace as Of
+
+    from zenml.enums import StackComponentType
+
+    from skytune.stacks.flavor import check_orchestrator
+
+    components = {StackComponentType.ORCHESTRATOR: [Of(flavor_name=flavor)]}
+    client = Of(active_stack_model=Of(name="theirs", components=components))
+    if flavor == "local":
+        return check_orchestrator(client)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=rf"stack theirs: its orchestrator is of the flavor {flavor}.* register aws`"):
+        check_orchestrator(client)  # type: ignore[arg-type]

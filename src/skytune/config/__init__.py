@@ -2,7 +2,7 @@
 
 from .benchmark import BenchmarkConfig, Held, PriceSource
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
-from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig, RecoveryMode
+from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
 from .convert import from_dict, to_dict
 from .data import BadRows, DataConfig, DataSource
 from .errors import ConfigError, Detached, NotReachable, Preempted, UserError, WorkerError
@@ -53,7 +53,6 @@ __all__ = [
     "Preempted",
     "PriceSource",
     "RecoveryConfig",
-    "RecoveryMode",
     "RunConfig",
     "ScaleLr",
     "ScheduleConfig",

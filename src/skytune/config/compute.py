@@ -30,20 +30,9 @@ ACCELERATORS = re.compile(r"[A-Za-z0-9][\w.-]*(:\d+)?")
 AT_LEAST = re.compile(r"\d+(\.\d+)?\+?")
 
 
-class RecoveryMode(str, Enum):
-    """Who brings other machines up."""
-
-    relaunch = "relaunch"
-    managed = "managed"
-
-
 @dataclass(kw_only=True)
 class RecoveryConfig:
     """What happens when the cloud takes machines away, or they are lost."""
-
-    mode: RecoveryMode = RecoveryMode.relaunch
-    """`relaunch`: this command brings others up. `managed`: SkyPilot's managed jobs do, also when this command has
-    died; they need a bucket (`checkpoint.store`), and a controller of SkyPilot's own that costs while it runs."""
 
     max_attempts: int = 3
     """How often machines are brought up for one run in all; 1 never again. A mistake in the run itself is not tried
@@ -53,7 +42,6 @@ class RecoveryConfig:
     """Where no spot machine can be had, take machines at the full price instead."""
 
     def __post_init__(self) -> None:
-        self.mode = RecoveryMode(self.mode)
         if self.max_attempts < 1:
             raise ConfigError(f"compute.recovery.max_attempts={self.max_attempts}: must be at least 1")
 

@@ -15,8 +15,7 @@ from ..launch.skypilot import machines_asked
 from ..report import summary
 from ..report.cost import cost_of
 from ..report.scoring import model_path, report_path, tracker_places
-from ..stacks.flavor import operator_of
-from ..stacks.whole import brings_machine, pipeline_settings
+from ..stacks.flavor import check_orchestrator, operator_of
 from ..steps.cache import expire_lost
 from .benchmark import benchmark
 from .evaluate import evaluate
@@ -65,8 +64,7 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     config = hide(resolved(config))
     materializers.register()
     expire_lost(client)
-    pipeline, settings = PIPELINES[config.pipeline], pipeline_settings(client, config)
-    run = (pipeline.with_options(settings=settings) if settings else pipeline)(to_dict(config))
+    run = PIPELINES[config.pipeline](to_dict(config))
     finished = client.get_pipeline_run(run.id)
     return tell_results(config, finished) if config.pipeline is Pipeline.benchmark else tell(client, config, finished)
 
@@ -83,14 +81,11 @@ def tell_results(config: RunConfig, run: Any) -> Finished:
 
 def _say_where(client: "Client", config: RunConfig) -> None:
     """Say where the workers will run where that is not plain; refuse machines and devices that are not to be had."""
+    check_orchestrator(client)
     trains = config.pipeline is Pipeline.training
     operator = operator_of(client, config.compute) if trains else None
     if operator:
         log.info("stack %s: the training step's workers go to machines that SkyPilot brings up", operator)
-        return
-    if brings_machine(client):
-        spot = "; it is a spot machine, which nobody replaces" if config.compute.use_spot else ""
-        log.info("stack %s: all steps run on one machine of the orchestrator's%s", client.active_stack_model.name, spot)
         return
     if (asked := machines_asked(config.compute)) and not config.compute.local:
         if config.pipeline is Pipeline.benchmark:  # its cells say where they run

@@ -1,15 +1,14 @@
-"""ZenML's step operator flavor `skypilot`: what a stack says about machines, and how such a stack is registered."""
+"""ZenML's step operator flavor `skypilot`: how a stack with it is registered, and what the active stack has of it."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from zenml.config.base_settings import BaseSettings
 from zenml.enums import StackComponentType
-from zenml.step_operators import BaseStepOperatorConfig, BaseStepOperatorFlavor
+from zenml.step_operators import BaseStepOperatorFlavor
 
-from ..config import ComputeConfig
-from ..launch.skypilot import STORE, merged
-from ..launch.skypilot.machine import MACHINE
+from ..config import ComputeConfig, UserError
+from ..launch.skypilot import STORE
+from .settings import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
 if TYPE_CHECKING:
     from zenml.client import Client
@@ -18,58 +17,6 @@ if TYPE_CHECKING:
     from .step_operator import SkyPilotStepOperator
 
 FLAVOR = "skypilot"
-
-
-class SkyPilotStepOperatorSettings(BaseSettings):
-    """The machines of a step: keys of `compute`, which explains them; a run's own `compute` goes before.
-
-    Any other key is handed to SkyPilot as part of its resources.
-    """
-
-    accelerators: str | None = None
-    instance_type: str | None = None
-    cpus: int | str | None = None
-    memory: int | str | None = None
-    num_nodes: int | None = None
-    use_spot: bool | None = None
-    infra: str | None = None
-    region: str | None = None
-    zone: str | None = None
-    disk_size: int | None = None
-    image_id: str | None = None
-    idle_minutes_to_autostop: int | None = None
-    max_hourly_usd: float | None = None
-    keep_on_failure: int | float | str | None = None
-    max_hours: float | None = None
-    resources: dict[str, Any] = {}  # noqa: RUF012  pydantic copies it
-    recovery: dict[str, Any] = {}  # noqa: RUF012
-
-    def machine(self) -> dict[str, Any]:
-        """Return what is set, as keys of `compute`.
-
-        Raises:
-            ConfigError: a value that makes no sense.
-        """
-        values = {key: value for key, value in self.model_dump().items() if value not in (None, {}) and key != STORE}
-        known = {*MACHINE, "resources", "recovery"}
-        others = {key: value for key, value in values.items() if key not in known}
-        found = {key: value for key, value in values.items() if key in known}
-        if others:
-            found["resources"] = {**found.get("resources", {}), **others}
-        merged(found, ComputeConfig())
-        return found
-
-
-class SkyPilotStepOperatorConfig(BaseStepOperatorConfig, SkyPilotStepOperatorSettings):
-    """What a stack is registered with."""
-
-    store: str | None = None
-    """Where runs that name no `checkpoint.store` keep their checkpoints (a URL: `s3://bucket/folder`)."""
-
-    @property
-    def is_remote(self) -> bool:
-        """False: the step's Python runs where the orchestrator runs, so ZenML's store need not be a server's."""
-        return False
 
 
 class SkyPilotStepOperatorFlavor(BaseStepOperatorFlavor):
@@ -145,6 +92,22 @@ def register(
             name_id_or_prefix=stack, component_updates={each: [name] for each, name in components.items()}
         )
     return client.create_stack(name=stack, components=components)
+
+
+def check_orchestrator(client: "Client") -> None:
+    """Refuse a stack whose orchestrator runs steps elsewhere: they would find neither our code nor this disk.
+
+    Raises:
+        UserError: with the way out.
+    """
+    stack = client.active_stack_model
+    (found,) = stack.components[StackComponentType.ORCHESTRATOR]
+    if found.flavor_name != "local":
+        raise UserError(
+            f"stack {stack.name}: its orchestrator is of the flavor {found.flavor_name}; the pipeline runs on this "
+            "machine (flavor local), and a step operator brings machines for the training step: `python src/stack.py "
+            "register aws` makes such a stack, `zenml stack set aws` takes it"
+        )
 
 
 def operator_of(client: "Client", compute: ComputeConfig) -> str | None:

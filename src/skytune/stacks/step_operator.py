@@ -20,7 +20,7 @@ from ..config import Preempted
 from ..launch.processes import START, end_group
 from ..launch.skypilot import STORE, VARIABLE
 from ..launch.stopping import SIGNALS
-from .flavor import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
+from .settings import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
 if TYPE_CHECKING:
     from zenml.config.step_run_info import StepRunInfo

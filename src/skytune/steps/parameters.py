@@ -12,21 +12,12 @@ from ..config import Pipeline, RunConfig, to_dict
 from ..data import fingerprint as data_fingerprint
 from ..launch import checkpoint_hash, decisive
 from ..stacks.flavor import operator_of
-from ..stacks.whole import refuse_lost
 from .context import EXTRA
 from .fingerprints import fingerprints
 
 
 def on(step: Any, config: RunConfig) -> Any:
-    """Return the step with the whole configuration where the cache does not look, and caching as configured.
-
-    Raises:
-        UserError: ZenML would lose the step (see `stacks.whole`).
-    """
-    if step.configuration.settings:
-        from zenml.client import Client
-
-        refuse_lost(Client(), step.name, step.configuration.settings)
+    """Return the step with the whole configuration where the cache does not look, and caching as configured."""
     from zenml.config.cache_policy import CachePolicy
 
     # The code is in the fingerprints, without comments and docstrings.

@@ -38,9 +38,6 @@ MIRROR_SECONDS = 30.0
 SETTLE_SECONDS = 8.0
 """What the cloud may take to say that a machine is gone whose peers have noticed it."""
 
-PHASE_OF = {"RUNNING": "job_s", "PROVISIONING": "provision_s", "RECOVERING": "provision_s"}
-"""What SkyPilot's words for a job mean for its cost; others change nothing."""
-
 PREFIX = re.compile(r"^\((?:(?P<name>[^(),]*),? )?(?:rank=(?P<rank>\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 """What SkyPilot puts before every line of a job's log."""
 
@@ -99,9 +96,8 @@ class Following:
                 if status in ENDED:
                     self.clock.enter("idle_s")
                     return status
-                phase = PHASE_OF.get(status, self.clock.phase)
-                if phase != self.clock.phase:
-                    self.clock.enter(phase)
+                if status == "RUNNING" and self.clock.phase != "job_s":
+                    self.clock.enter("job_s")
                 if (status == "UNKNOWN" or self._due("_looked", STATE_SECONDS)) and self._is_lost():
                     return "LOST"
                 if self.mirror and status == "RUNNING" and self._due("_mirrored", MIRROR_SECONDS):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...config import ComputeConfig, Detached, Preempted, RecoveryMode, RunConfig, UserError, WorkerError
+from ...config import ComputeConfig, Detached, Preempted, RunConfig, UserError, WorkerError
 from ...job import JobDir
 from ..blame import failure
 from ..stopping import Stopping
@@ -20,7 +20,6 @@ from .cost import NO_MACHINE, Attempt, Clock
 from .ending import keep, take_down
 from .exchange import Exchange
 from .machine import processes
-from .managed import ManagedJob
 from .traces import forget, values_of
 from .upload import refuse_small_disk, stage
 from .verdict import Verdict, verdict
@@ -53,12 +52,6 @@ class Attempts:
         """Machines of an attempt."""
         return self.compute.num_nodes or 1
 
-    def _cluster(self) -> Cluster:
-        record = self.job.logs / "skypilot.log"
-        if self.compute.recovery.mode is RecoveryMode.managed:
-            return ManagedJob(self.name, record, self.compute.recovery)
-        return Cluster(self.name, record)
-
     def to_the_end(self) -> None:
         """Make attempts until one is done; raise where none will be."""
         spot = bool(self.compute.use_spot)
@@ -76,8 +69,6 @@ class Attempts:
                 return
             if self.stopping.asked_by is not None:
                 raise KeyboardInterrupt if self.stopping.asked_by == signal.SIGINT else stopped(self.job)
-            if following.cluster.worn_out:
-                break
             if found is Verdict.failed:
                 raise self._failure(following)
             word = "was taken away" if found is Verdict.preempted else "was taken away or lost"
@@ -96,7 +87,7 @@ class Attempts:
             Exception: SkyPilot's own word for machines that cannot be had.
         """
         clock = Clock()
-        cluster = self._cluster()
+        cluster = Cluster(self.name, self.job.logs / "skypilot.log")
         mirror = self.config.checkpoint.store is None
         following = Following(cluster, self.job, self.stopping, clock, self.exchange, mirror=mirror)
         attempt = Attempt(machine="", nodes=self.nodes, hourly_usd=None, ended="not launched")
@@ -117,8 +108,9 @@ class Attempts:
             if self.config.launch.detach:
                 leave, attempt.ended = True, "detached"
                 raise Detached(
-                    f"the job runs on {cluster.where(self.compute.idle_minutes_to_autostop)}; the same command without "
-                    f"launch.detach attaches to it and brings the results, `{cluster.stop_command}` stops it"
+                    f"the job runs on the cluster {self.name}, which takes itself down "
+                    f"{self.compute.idle_minutes_to_autostop} minutes after its end; the same command without "
+                    f"launch.detach attaches to it and brings the results, `sky down {self.name}` stops it"
                 )
             end = following.collect(following.to_the_end(number))
             found = verdict(end)
@@ -193,7 +185,7 @@ class Attempts:
         number, useful = cluster.last_job(following.tick)
         if number is None:
             return None
-        plan = cluster.found(following.tick)
+        plan = cluster.launched(following.tick)
         if plan is not None:
             enter(attempt, plan)
         if not useful or plan is None:
@@ -230,8 +222,6 @@ class Attempts:
             raise WorkerError(f"{nodes * each} worker processes were asked for, {result.get('world_size')} trained")
 
     def _failure(self, following: Following) -> UserError:
-        if following.cluster.reason:
-            return WorkerError(f"SkyPilot's job {self.name} has ended: {following.cluster.reason}")
         if not self.job.read_errors() and not following.tail and (said := following.said_by_setup()):
             shown = "\n".join(f"  {text}" for text in said[-15:])
             return WorkerError(f"preparing the machine failed; all of it is in {following.cluster.record}:\n{shown}")

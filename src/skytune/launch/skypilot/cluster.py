@@ -32,19 +32,6 @@ class Cluster:
         self._request: Any = None
         self._known: Any = None
         """SkyPilot's handle of the machines, once there is one: their addresses do not change."""
-        self.reason = ""
-        """Why the job failed, where SkyPilot has more to say than its log."""
-        self.worn_out = False
-        """Whether machines were replaced so often that they are no longer."""
-
-    @property
-    def stop_command(self) -> str:
-        """What a person types to end it."""
-        return f"sky down {self.name}"
-
-    def where(self, minutes: int | None) -> str:
-        """Say where the job runs and what becomes of its machines."""
-        return f"the cluster {self.name}, which takes itself down {minutes} minutes after its end"
 
     def plan(self, task: dict[str, Any], tick: Tick) -> Plan:
         """Ask SkyPilot which machine it would take first; nothing is launched."""
@@ -159,10 +146,6 @@ class Cluster:
         """Return the machine that was really launched; None if SkyPilot does not know the cluster."""
         handle = self._handle(tick)
         return None if handle is None else Plan.of(handle.launched_resources)
-
-    def found(self, tick: Tick) -> Plan | None:
-        """Return the machine of a job that runs already; None if SkyPilot does not know the cluster."""
-        return self.launched(tick)
 
     def tail(self, job: int, show: Callable[[str], None]) -> Pending[Any]:
         """Begin to show the job's log; return the pending call."""

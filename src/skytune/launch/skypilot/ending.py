@@ -49,5 +49,5 @@ def take_down(cluster: Cluster, compute: ComputeConfig) -> None:
             break
     raise UserError(
         f"machines of {cluster.name} may still run and cost money ({reason}): remove them with "
-        f"`{cluster.stop_command}`; they take themselves down after {compute.idle_minutes_to_autostop} idle minutes"
+        f"`sky down {cluster.name}`; they take themselves down after {compute.idle_minutes_to_autostop} idle minutes"
     )

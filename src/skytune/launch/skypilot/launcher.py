@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...config import ComputeConfig, RecoveryMode, RunConfig, UserError
+from ...config import ComputeConfig, RunConfig, UserError
 from ...job import JobDir
 from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
@@ -18,7 +18,6 @@ from .cost import Attempt, line, report
 from .exchange import Exchange
 from .expected import remember
 from .machine import STORE, VARIABLE, merged
-from .managed import refuse
 from .passing import Passing
 from .traces import forget, values_of
 from .words import require
@@ -67,8 +66,6 @@ class SkyPilotLauncher:
         compute = merged(self.stack, compute)
         _refuse_local_store(config)
         passing = Passing.of(config, job.read_job().run_key)
-        if compute.recovery.mode is RecoveryMode.managed:
-            refuse(config, compute, passes=passing is not None)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.stop_seconds + STOP_GRACE_SECONDS) as stopping:

@@ -24,9 +24,6 @@ from ..processes import end_group
 from ..several import agent
 from .passing import INPUTS, Passing
 
-EXIT_AGAIN = 75
-"""The job has saved because its machine is taken away: what manages it goes on elsewhere."""
-
 PORT = 29517
 """Where rank 0 waits for the others; nothing else runs on the machine."""
 
@@ -131,8 +128,6 @@ def _run(job: JobDir, node: int, each: int) -> int:
     if code == 0 and node == 0 and job.read_result() is None:
         print("error: the workers ended without a result", flush=True)
         return 1
-    if code == 0 and os.environ.get("SKYTUNE_MANAGED") and (job.read_result() or {}).get("status") == "preempted":
-        return EXIT_AGAIN
     return 0 if code == 0 else 1
 
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 from typing import Any
 
-from ...config import ComputeConfig, RecoveryMode, RunConfig, to_dict
+from ...config import ComputeConfig, RunConfig, to_dict
 from ...config.secrets import looks_secret, named
 from .machine import resources
 
@@ -118,8 +118,6 @@ def environment(
         "SKYTUNE_GPUS_EACH": str(gpus),
         "SKYTUNE_MAX_SECONDS": str(round((compute.max_hours or 24.0) * 3600)),
     }
-    if compute.recovery.mode is RecoveryMode.managed:
-        found["SKYTUNE_MANAGED"] = "1"
     if on_aws:
         found["SKYTUNE_IMDS"] = "http://169.254.169.254"
     return {**found, **{name: os.environ[name] for name in HANDED_ON if os.environ.get(name)}}

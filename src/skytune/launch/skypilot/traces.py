@@ -2,9 +2,8 @@
 
 It writes every task into `~/.sky/api_server/clients/` (twice) and every request into a database beside it, secrets
 included, and keeps both for good. A server that was killed leaves the scripts that it was sending (`sky_setup_*`,
-`sky_app_*` in the folder for temporary files); one that is itself the controller of managed jobs keeps their tasks.
-What its logs and cluster records show is redacted by SkyPilot. On the machines the job's script holds the secrets; it
-goes with their disks.
+`sky_app_*` in the folder for temporary files). What its logs and cluster records show is redacted by SkyPilot. On the
+machines the job's script holds the secrets; it goes with their disks.
 """
 
 import json
@@ -21,7 +20,7 @@ from ...config.secrets import SHORTEST
 log = logging.getLogger(__name__)
 
 SERVER = Path("~/.sky/api_server")
-AT_THE_END = ("generated", "managed_jobs", "tmp")
+AT_THE_END = ("generated", "tmp")
 """Folders beside the server's that are in use as long as machines are."""
 
 SCRIPTS = ("sky_setup_*", "sky_app_*")
@@ -40,7 +39,7 @@ def forget(secrets: Iterable[str], server: Path | None = None, *, ended: str = "
     Args:
         secrets: the values.
         server: the folder of SkyPilot's server, where it is not the usual one.
-        ended: name of the cluster or managed job that has ended: nothing needs its scripts and records any more.
+        ended: name of the cluster that has ended: nothing needs its scripts and records any more.
     """
     folder, count = (server or SERVER).expanduser(), 0
     # As they stand in YAML and in JSON.

@@ -120,7 +120,7 @@ def say_progress(text: str) -> None:
     """Show what matters of SkyPilot's words while it brings machines up."""
     if REASONS.search(text):
         log.info("  %s", reasons([text]))
-    elif any(mark in text for mark in PROGRESS) and "managed job" not in text:
+    elif any(mark in text for mark in PROGRESS):
         log.info("  %s", text.strip(" \u2699\ufe0e\u2713\u251c\u2514\u2500\u2502"))
 
 
