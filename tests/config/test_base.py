@@ -24,7 +24,7 @@ def stored() -> dict[str, Any]:
         "optimizer.lr=1e-3",
         "+extra.price='a \\${b} c'",
         "+extra.nested.deep=[1,null,x]",
-        "+callbacks.mine._target_=json.JSONEncoder",
+        "+callbacks.mine._target_=skytune.training.callbacks.Callback",
         "+callbacks.mine.indent=2",
         "max_steps=9",
     ]
@@ -32,9 +32,14 @@ def stored() -> dict[str, Any]:
     return found
 
 
+def trusted(stored: dict[str, Any], *words: str) -> dict[str, Any]:
+    """Compose on top of it; its callback is code, which is to be trusted."""
+    return {**to_dict(compose_run(CONFIGS, ["trust=true", *words], base=stored)), "trust": False}
+
+
 def test_alone_it_comes_out_as_it_went_in(stored: dict[str, Any]) -> None:
     assert stored["extra"]["price"] == "a ${b} c"
-    assert to_dict(compose_run(CONFIGS, [], base=stored)) == stored
+    assert trusted(stored) == stored
     assert stored != to_dict(RunConfig())
 
 
@@ -52,18 +57,18 @@ def test_alone_it_comes_out_as_it_went_in(stored: dict[str, Any]) -> None:
 def test_what_the_command_line_says_goes_on_top(
     stored: dict[str, Any], words: list[str], changed: dict[str, Any]
 ) -> None:
-    wanted = to_dict(compose_run(CONFIGS, [], base=stored))
+    wanted = trusted(stored)
     for key, value in changed.items():
         *groups, last = key.split(".")
         inner = wanted
         for group in groups:
             inner = inner[group]
         inner[last] = value
-    assert to_dict(compose_run(CONFIGS, words, base=stored)) == wanted
+    assert trusted(stored, *words) == wanted
 
 
 def test_presets_change_what_they_name_and_no_more(stored: dict[str, Any]) -> None:
-    found = compose_run(CONFIGS, ["data=files", "data.train=my.tsv", "debug=smoke"], base=stored)
+    found = compose_run(CONFIGS, ["trust=true", "data=files", "data.train=my.tsv", "debug=smoke"], base=stored)
     assert (found.data.source.value, found.data.train, found.seed) == ("files", "my.tsv", 7)
     assert (found.max_steps, found.cache, found.model.name) == (2, False, stored["model"]["name"])
 

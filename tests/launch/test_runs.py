@@ -54,6 +54,7 @@ CHANGES = {
 KEEPS = {
     "cache": False,
     "plugins": ["json"],
+    "trust": True,
     "compute.fast": "off",
     "compute.usd_per_hour": 0.5,
     "benchmark": {"factors": {"rows": [1]}, "max_usd": 1.0},

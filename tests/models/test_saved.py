@@ -62,7 +62,7 @@ def test_a_module_of_ones_own_is_rebuilt_with_shared_weights(tmp_path, monkeypat
     model = build_model(ModelConfig(_target_="own_saved.Tied", args={"width": 6}), None, LABELS, 1)
     save_model(model, tmp_path / "model")
     assert json.loads((tmp_path / "model" / "skytune_model.json").read_text())["labels"] == LABELS
-    again = load_saved(tmp_path / "model")
+    again = load_saved(tmp_path / "model", "own_saved.Tied")
     x = torch.randn(2, 6)
     assert torch.equal(model(x)["logits"], again(x)["logits"])
     assert again.two.weight is again.one.weight
@@ -70,7 +70,7 @@ def test_a_module_of_ones_own_is_rebuilt_with_shared_weights(tmp_path, monkeypat
     assert (info.labels, info.target, info.tokenizer) == (LABELS, "own_saved.Tied", False)
     # saved once more from what was loaded
     save_model(again, tmp_path / "model")
-    assert torch.equal(load_saved(tmp_path / "model")(x)["logits"], again(x)["logits"])
+    assert torch.equal(load_saved(tmp_path / "model", "own_saved.Tied")(x)["logits"], again(x)["logits"])
 
 
 def test_weights_that_are_parts_of_one_buffer(tmp_path, monkeypatch):
@@ -83,7 +83,7 @@ def test_weights_that_are_parts_of_one_buffer(tmp_path, monkeypatch):
         part = buffer[at : at + weight.numel()].view_as(weight).copy_(weight.data)
         weight.data, at = part, at + weight.numel()
     save_model(model, tmp_path / "model")
-    again, x = load_saved(tmp_path / "model"), torch.randn(2, 6)
+    again, x = load_saved(tmp_path / "model", "own_parts.Tied"), torch.randn(2, 6)
     assert torch.equal(model(x)["logits"], again(x)["logits"])
     assert again.two.weight is again.one.weight
     kept = (tmp_path / "model" / "model.safetensors").stat().st_size
@@ -97,7 +97,43 @@ def test_changed_code_of_ones_own_is_one_line(tmp_path, monkeypatch):
     spec = tmp_path / "model" / "skytune_model.json"
     spec.write_text(spec.read_text().replace('"args": {}', '"args": {"width": 9}'))
     with pytest.raises(UserError, match=r"do not fit own_changed\.Tied"):
-        load_saved(tmp_path / "model")
+        load_saved(tmp_path / "model", "own_changed.Tied")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"target": "os.system", "args": {"command": "true"}, "labels": ["a", "b"]},
+        {"target": "os.system", "args": [], "labels": ["a", "b"]},
+        {"target": ["os.system"], "args": {}, "labels": ["a"]},
+        {"target": "", "args": {}, "labels": ["a"]},
+        {"args": {}},
+        [],
+        "[" * 100_000,
+        "nonsense",
+    ],
+)
+def test_a_folder_alone_has_nothing_called(tmp_path, spec):
+    (tmp_path / "skytune_model.json").write_text(spec if isinstance(spec, str) else json.dumps(spec))
+    with pytest.raises(UserError, match=r"skytune_model.json") as refused:
+        load_saved(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_secret_is_filled_into_a_folders_arguments(tmp_path, monkeypatch):
+    monkeypatch.setenv("SKYTUNE_SECRETS", '{"extra.token": "canary"}')
+    spec = {"target": "own_saved.Tied", "args": {"width": "<secret:extra.token>"}, "labels": LABELS}
+    (tmp_path / "skytune_model.json").write_text(json.dumps(spec))
+    with pytest.raises(UserError, match=r"width holds a secret"):
+        load_saved(tmp_path, "own_saved.Tied")
+
+
+@pytest.mark.parametrize("values", ["[]", "{", '{"id2label": [1]}', '{"id2label": {"x": 1}}', "[" * 100_000])
+def test_a_damaged_configuration_is_one_line(tmp_path, values):
+    (tmp_path / "config.json").write_text(values)
+    with pytest.raises(UserError, match=r"^checkpoint=.*: its config.json") as refused:
+        load_saved(tmp_path)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_module_that_nobody_could_rebuild_is_refused(tmp_path):

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import subprocess
@@ -6,7 +7,7 @@ import sys
 import pytest
 
 from skytune.config import ModelConfig, UserError
-from skytune.models import hash_file, hashing, resolve
+from skytune.models import fetch, hash_file, hashing, resolve, saved_model
 
 
 def test_the_packaged_model_is_found_without_importing_its_package(packaged):
@@ -115,3 +116,21 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*gone: No such file"):
         hash_file(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_model_that_brings_code_is_refused_at_once(families, tmp_path, name):
+    folder = tmp_path / "model"
+    shutil.copytree(families["bert"], folder)
+    values = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**values, "auto_map": {"AutoConfig": "evil.Evil"}}))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    for look in (
+        lambda: resolve(ModelConfig(name=str(folder))),
+        lambda: fetch(str(folder), weights=False, key="model.tokenizer"),
+        lambda: saved_model(folder),
+    ):
+        with pytest.raises(UserError, match=rf"{name} asks for code of its own \(auto_map\)") as refused:
+            look()
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "ran").exists()

@@ -18,6 +18,8 @@ from safetensors.numpy import load_file
 
 SLOW = "import time\nclass Slow:\n    def on_step_end(self, run): time.sleep(0.1)\n"
 STORE = "hf://me/runs"
+MINE = "plugins=[slow_steps]"
+"""The store names a callback of ours, which is called only where the command names its module."""
 
 
 class Machines:
@@ -148,6 +150,9 @@ def test_resume_alone_goes_on_exactly(
     step = max(int(found[1]) for found in (re.search(r"step-(\d+)/manifest.json", path) for path in stopped) if found)
     machine = machines.machine(f"empty-{kind}")
     done = machine.run(f"resume={place}")
+    assert (done.code, done.err.count("\n")) == (1, 1), done.err
+    assert "wants callbacks.slow._target_=slow_steps.Slow" in done.err
+    done = machine.run(f"resume={place}", MINE)
     assert done.code == 0, done.err
     assert f"continuing {key}: its configuration comes from {place}/{key}" in done.out
     assert "own-model is not on this machine: its architecture and tokenizer come from the store" in done.out
@@ -176,16 +181,16 @@ def test_what_is_another_run_is_refused(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
     machine = machines.machine("empty-hub")
-    done = machine.run(f"resume={bucket}", "compute=auto", "--cfg")
+    done = machine.run(f"resume={bucket}", MINE, "compute=auto", "--cfg")
     assert (done.code, done.err) == (0, "")
     assert f"resume: {bucket}/{key}\n" in done.out and "device: auto\n" in done.out and "text: Satz\n" in done.out
-    done = machine.run(f"resume={tmp_path}/store", "seed=5")
+    done = machine.run(f"resume={tmp_path}/store", MINE, "seed=5")
     assert (done.code, done.err.count("\n")) == (1, 1), done.err
     assert f"is of another run, {key}: seed: 42 there, 5 here" in done.err
     lines = reviews.read_text(encoding="utf-8").splitlines()
     other = tmp_path / "reviews.csv"
     other.write_text("\n".join(lines[:-3]), encoding="utf-8")
-    done = machine.run(f"resume={tmp_path}/store", f"data.train={other}")
+    done = machine.run(f"resume={tmp_path}/store", MINE, f"data.train={other}")
     assert (done.code, done.err.count("\n")) == (1, 1), done.err
     assert re.search(rf"is of another run, {key}: fingerprints.data: .* there, .* here", done.err)
     assert [path.parent.name for path in (tmp_path / "store").glob("*/run.json")] == [key]

@@ -86,6 +86,11 @@ class RunConfig:
     plugins: list[str] = field(default_factory=list)
     """Modules of yours to import first: whatever they register with `@configurable` can then be named."""
 
+    trust: bool = False
+    """Run whatever code the files that are read name: the network of your own in `checkpoint=PATH`, the callbacks, data
+    and plugins of a run that `resume=URL` continues. Without it they run where this command names their modules
+    (`plugins=[my_task]`). To be given on the command line alone."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
     """Which network."""
 

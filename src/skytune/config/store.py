@@ -17,13 +17,14 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import MarkedYAMLError, YAMLError
 
 from . import accelerate_config
-from .convert import describe, from_dict
+from .convert import describe, from_dict, to_dict
 from .docs import field_type, presets
 from .errors import ConfigError
 from .keys import in_dict, is_plain, takes_group, wants_text, without_dots
 from .run import RunConfig
 from .secrets import hide, refuse_named
 from .targets import Configurable, import_plugins, registry
+from .trust import approve, flat, refuse_placeholders, wishes
 from .words import GLOBAL, SUGAR, empty, quoted, translate, verbatim
 
 OFFERED = {
@@ -59,7 +60,8 @@ def compose_run(
     overrides = [_readable(translate(text)) for text in overrides]
     overrides = _with_accelerate(overrides)
     parsed = [_parse(text) for text in overrides]
-    import_plugins([*_plugins(parsed), *(base or {}).get("plugins", [])])
+    trust = any(o.key_or_group == "trust" and o.value() is True for o in parsed)
+    import_plugins([*_plugins(parsed), *(base.get("plugins", []) if base is not None and trust else [])])
     _register(base)
     groups = presets(folder)
     if extra_folder is not None:
@@ -89,12 +91,29 @@ def compose_run(
         empty(values, key)
     refuse_named(values)
     config = from_dict(RunConfig, values)
+    if config.trust and not trust:
+        raise ConfigError("trust=true: give it on the command line, where only you can")
+    if base is not None:
+        _approve(base, config, parsed, trust)
     if config.launch.accelerate_config and not any(text.startswith(f"{accelerate_config.KEY}=") for text in overrides):
         raise ConfigError(f"{accelerate_config.KEY}: give it on the command line, so that presets cannot go before it")
     if "plugins" not in {override.key_or_group for override in parsed}:
         config.plugins = list(dict.fromkeys([*_plugins(parsed), *config.plugins]))
         import_plugins(config.plugins)  # those that a preset names: a mistake in them is told here, not by a worker
     return hide(config)
+
+
+def _approve(base: dict[str, Any], config: RunConfig, parsed: list[Override], trust: bool) -> None:
+    """Refuse what the configuration of a store wants to have run or sent, where the command line neither says it itself
+    nor names its module; and values of it that hold a secret."""
+    given = {o.key_or_group: o.value() for o in parsed if not o.is_delete()}
+    said, now = dict(flat(given)), to_dict(config)
+    where = f"resume={given.get('resume')}: the configuration that lies there"
+    refuse_placeholders(now, where)
+    modules = [str(value).rpartition(".")[0] for key, value in said.items() if key.endswith("_target_")]
+    left = wishes(now)
+    wanted = {k: v for k, v in wishes(base).items() if left.get(k) == v and k not in given and k not in said}
+    approve(wanted, [*_plugins(parsed), *modules], trust, where)
 
 
 def _with_accelerate(overrides: list[str]) -> list[str]:
@@ -114,8 +133,6 @@ def _with_accelerate(overrides: list[str]) -> list[str]:
 
 def to_yaml(config: RunConfig) -> str:
     """Return the configuration as YAML."""
-    from .convert import to_dict
-
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 

@@ -51,7 +51,8 @@ def verbatim(value: Any) -> Any:
         return {key: verbatim(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [verbatim(inner) for inner in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+    # A backslash before a `${` escapes it, two are a backslash, and so on.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def empty(values: Any, key: str) -> None:

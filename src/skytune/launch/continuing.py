@@ -44,7 +44,7 @@ class Continued:
 
     def base(self) -> dict[str, Any]:
         """Return the values to which the command line is added: the run's own, with checkpoints in that store."""
-        values = {**self.recipe.config, "resume": "auto"}
+        values = {**self.recipe.config, "resume": "auto", "trust": False}
         own = RunFolder(self.place.run_key).path / "checkpoints"
         url = None if Path(self.place.store) == own else self.place.store
         values["checkpoint"] = {**values["checkpoint"], "store": url}

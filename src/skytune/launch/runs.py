@@ -23,6 +23,7 @@ UNDECISIVE = (
     "pipeline",
     "cache",
     "plugins",
+    "trust",
     "loader",
     "compute",
     "launch",

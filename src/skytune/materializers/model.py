@@ -30,15 +30,15 @@ class ModelFolder:
 
     path: Path
 
-    def load(self) -> "nn.Module":
-        """Return the model, on the CPU."""
-        return load_saved(self.path)
+    def load(self, target: str | None = None) -> "nn.Module":
+        """Return the model, on the CPU; `target` is the import path of a network of one's own, which is called."""
+        return load_saved(self.path, target)
 
     def pipeline(self, task: str = "text-classification", **options: Any) -> Any:
         """Return `transformers.pipeline` for this model."""
         from transformers import pipeline
 
-        return pipeline(task, model=str(self.path), **options)
+        return pipeline(task, model=str(self.path), **{"trust_remote_code": False, **options})
 
 
 class ModelFolderMaterializer(FolderMaterializer):

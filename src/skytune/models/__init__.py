@@ -6,7 +6,7 @@ Importing it costs nothing: torch and transformers are imported where they are u
 from .build import build_model
 from .hashing import hash_file, hash_values
 from .quiet import quiet
-from .saved import SavedModel, load_saved, save_model, saved_model
+from .saved import TARGET_FILE, SavedModel, load_saved, save_model, saved_model
 from .source import ModelSource, fetch, lacks_files, load_config, resolve
 from .standin import AWAITS, NEW, stand_in
 from .tokenizer import check_vocabulary, load_tokenizer, max_length, vocabulary_size
@@ -14,6 +14,7 @@ from .tokenizer import check_vocabulary, load_tokenizer, max_length, vocabulary_
 __all__ = [
     "AWAITS",
     "NEW",
+    "TARGET_FILE",
     "ModelSource",
     "SavedModel",
     "build_model",

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ..common.json import load_json
 from ..config import UserError
 from ..config.targets import instantiate
-from ..job import read_json, write_json
+from ..config.trust import refuse_placeholders
+from ..job import write_json
 from .quiet import quiet
 from .source import fetch, first_line
 
@@ -92,26 +94,37 @@ def saved_model(folder: Folder, key: str = "checkpoint") -> SavedModel:
     """
     path = Path(folder).expanduser()
     if (path / TARGET_FILE).is_file():
-        values = read_json(path / TARGET_FILE)
-        return SavedModel(str(path.absolute()), list(values["labels"]), values["target"], _has_tokenizer(path))
+        spec = _read_spec(path)
+        return SavedModel(str(path.absolute()), spec["labels"], spec["target"], _has_tokenizer(path))
     found = Path(fetch(str(folder), weights=True, key=key))
-    values = read_json(found / "config.json")
-    names = values.get("id2label") or {}
-    if not any("ForSequenceClassification" in name for name in values.get("architectures") or []):
+    try:
+        values = load_json((found / "config.json").read_bytes(), dict)
+        trained = any("ForSequenceClassification" in name for name in values.get("architectures") or [])
+        names = {int(number): str(name) for number, name in (values.get("id2label") or {}).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{key}={folder}: its config.json is damaged: {first_line(error)}") from error
+    if not trained:
         raise UserError(f"{key}={folder}: holds no trained classifier (its config.json names none); train it first")
-    labels = [str(names[number]) for number in sorted(names, key=int)] or ["0", "1"]
+    labels = [names[number] for number in sorted(names)] or ["0", "1"]
     return SavedModel(str(found), labels, None, _has_tokenizer(found))
 
 
-def load_saved(folder: Folder) -> Any:
+def load_saved(folder: Folder, target: str | None = None) -> Any:
     """Return the trained model in a folder (or of a Hub id) as an `nn.Module` on the CPU, in float32, in eval mode.
 
+    Args:
+        target: import path that the folder may have called; the folder alone has nothing called.
+
     Raises:
-        UserError: no trained classifier there, or weights that are missing or do not fit: a head that is drawn at
-            random must not be scored.
+        UserError: no trained classifier there, or one of another target; weights that are missing or do not fit: a
+            head that is drawn at random must not be scored.
     """
     info = saved_model(folder)
-    return _load_target(info) if info.target else _load_transformers(info)
+    if info.target is None:
+        return _load_transformers(info)
+    if info.target != target:
+        raise UserError(f"{info.folder}: its {TARGET_FILE} wants {info.target}, which nobody has allowed")
+    return _load_target(info)
 
 
 def _write(model: Any, folder: Path) -> None:
@@ -151,7 +164,8 @@ def _load_target(info: SavedModel) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_model as load_tensors
 
-    spec = read_json(Path(info.folder) / TARGET_FILE)
+    spec = _read_spec(Path(info.folder))
+    refuse_placeholders(spec["args"], f"{info.folder}/{TARGET_FILE}")
     offered = {
         "num_labels": len(info.labels),
         "id2label": dict(enumerate(info.labels)),
@@ -170,6 +184,23 @@ def _load_target(info: SavedModel) -> Any:
     return model.eval()
 
 
+def _read_spec(folder: Path) -> dict[str, Any]:
+    """Return what `skytune_model.json` holds: `target`, `args`, `labels`, `vocab_size`.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    file = folder / TARGET_FILE
+    try:
+        spec: dict[str, Any] = load_json(file.read_bytes(), dict)
+        kinds = {"target": str, "args": dict, "labels": list, "vocab_size": int | None}
+        if all(isinstance(spec.get(key), kind) for key, kind in kinds.items()) and spec["target"]:
+            return {**spec, "labels": [str(name) for name in spec["labels"]]}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read: {first_line(error)}") from error
+    raise UserError(f"{file}: is damaged: it must hold {', '.join(kinds)}")
+
+
 def _load_transformers(info: SavedModel) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification as Auto
@@ -177,7 +208,12 @@ def _load_transformers(info: SavedModel) -> Any:
     try:
         with quiet("transformers", "huggingface_hub"):
             model, found = Auto.from_pretrained(
-                info.folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+                info.folder,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
             )
     except Exception as error:
         raise UserError(f"cannot load the model in {info.folder}: {first_line(error)}") from error

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..common.json import load_json
 from ..config import ModelConfig, UserError
 from ..config.installing import add_extra
 from .hashing import hash_file, hash_target, hash_values
@@ -88,7 +89,10 @@ def fetch(name: str, revision: str | None = None, weights: bool = True, key: str
     Raises:
         UserError, NotReachable: as in `resolve`.
     """
-    return local_folder(name, key) or snapshot(name, revision, weights, config=key != TOKENIZER)
+    local = local_folder(name, key)
+    if local is None:
+        refuse_code(local := snapshot(name, revision, weights, config=key != TOKENIZER), f"{key}={name}")
+    return local
 
 
 def local_folder(name: str, key: str) -> str | None:
@@ -106,6 +110,7 @@ def local_folder(name: str, key: str) -> str | None:
     if path.is_dir():
         if key != TOKENIZER and not (path / "config.json").is_file():
             raise UserError(f"{key}={name}: this folder holds no config.json, so it is no Hugging Face model")
+        refuse_code(str(path), f"{key}={name}")
         return str(path.absolute())
     if path.exists():
         raise UserError(f"{key}={name}: is a file; give the folder that holds config.json")
@@ -146,9 +151,31 @@ def load_config(config: ModelConfig, folder: str | None = None) -> Any:
     folder = folder or fetch(config.name, config.revision, weights=False)
     try:
         with quiet("transformers", "huggingface_hub"):
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"model.name={config.name}: {first_line(error)}") from error
+
+
+def refuse_code(folder: str, said: str) -> None:
+    """Refuse a model or tokenizer that brings code of its own: it would run when it is loaded.
+
+    Args:
+        said: how the configuration names the folder, for the message.
+
+    Raises:
+        UserError: with the file that asks for the code; a file that is no JSON.
+    """
+    for name in ("config.json", "tokenizer_config.json"):
+        file = Path(folder, name)
+        try:
+            asks = file.is_file() and load_json(file.read_bytes(), dict).get("auto_map")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{said}: its {name} cannot be read: {first_line(error)}") from error
+        if asks:
+            raise UserError(
+                f"{said}: its {name} asks for code of its own (auto_map), and code out of a model's folder is never "
+                f"run: take a model that transformers knows; where it knows this one, delete auto_map from {name}"
+            )
 
 
 def first_line(error: BaseException) -> str:

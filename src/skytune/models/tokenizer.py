@@ -60,7 +60,7 @@ def read_tokenizer(folder: str, name: str | None = None) -> Any:
     name = name or folder
     try:
         with quiet("transformers", "huggingface_hub"):
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         reason = first_line(error)
         raise UserError(f"no usable tokenizer in {name} (model.tokenizer=... names another): {reason}") from error

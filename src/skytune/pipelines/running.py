@@ -10,6 +10,7 @@ from .. import materializers, models
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import hide
 from ..config.tracking import refuse_missing_trackers
+from ..config.trust import approve, flat
 from ..launch.gpus import refuse_missing
 from ..launch.skypilot import machines_asked
 from ..report import summary
@@ -115,6 +116,10 @@ def resolved(config: RunConfig) -> RunConfig:
     if config.pipeline is not Pipeline.evaluate:
         return config
     saved = models.saved_model(str(config.checkpoint.path))
+    if saved.target:
+        own = [str(value).rpartition(".")[0] for key, value in flat(to_dict(config)) if key.endswith("_target_")]
+        where = f"checkpoint={config.checkpoint.path}: its {models.TARGET_FILE}"
+        approve({"model._target_": saved.target}, [*config.plugins, *own], config.trust, where)
     labels = saved.labels
     if config.data.labels and set(config.data.labels) != set(labels):
         raise UserError(

@@ -23,7 +23,7 @@ def _pad_id(jobdir: JobDir, job: Job) -> int:
         return 0
     from transformers import AutoTokenizer
 
-    found = AutoTokenizer.from_pretrained(jobdir.root / job.tokenizer).pad_token_id
+    found = AutoTokenizer.from_pretrained(jobdir.root / job.tokenizer, trust_remote_code=False).pad_token_id
     return 0 if found is None else int(found)
 
 
@@ -33,7 +33,8 @@ def open_model(jobdir: JobDir, job: Job) -> torch.nn.Module:
 
     weights = str(jobdir.root / job.weights) if job.weights else None
     if job.kind == "predict":
-        return _aligned(models.load_saved(Path(weights or job.config.checkpoint.path or "")))
+        folder = Path(weights or job.config.checkpoint.path or "")
+        return _aligned(models.load_saved(folder, job.config.model._target_))
     tokenizer = str(jobdir.root / job.tokenizer) if job.tokenizer else None
     return _aligned(models.build_model(job.config.model, weights, job.labels, job.config.seed, tokenizer))
 

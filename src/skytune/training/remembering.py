@@ -23,7 +23,8 @@ def remember(store: Store, jobdir: JobDir, job: Job, model: "torch.nn.Module") -
 
     A store that refuses costs the convenience, not the run: that is said, and training goes on.
     """
-    config = {**to_dict(job.config), "resume": "auto"}  # how this machine came to it is not part of the run
+    # How this machine came to it is not part of the run.
+    config = {**to_dict(job.config), "resume": "auto", "trust": False}
     recipe = Recipe(
         config=config,
         fingerprints={name: job.fingerprints[name] for name in ("data", "weights") if name in job.fingerprints},

@@ -32,7 +32,7 @@ def test_a_sharded_batch_normalization_predicts_as_it_is_exported(run_job: Any) 
         max_steps=6,
         eval={"batch_size": 4},
     )
-    model, table = load_saved(done.job.model), TokenTable.open(done.job.inputs / "test")
+    model, table = load_saved(done.job.model, "own_models.Words"), TokenTable.open(done.job.inputs / "test")
     rows, _, logits = read_predictions(done.job.predictions("test"))
     for row, found in zip(rows, logits, strict=True):
         tensors = {name: tensor for name, tensor in table.batch(np.array([row])).items() if name != "labels"}
