@@ -1,6 +1,5 @@
 """What a file names is called only where the command names its module too, or says `trust=true`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from skytune.config import RunConfig, UserError, to_dict
-from skytune.config.secrets import VARIABLE
 from skytune.config.store import compose_run
 from skytune.config.trust import approve
 from skytune.config.words import verbatim
@@ -125,15 +123,6 @@ def test_trust_is_said_on_the_command_line_alone(tmp_path: Path) -> None:
     (tmp_path / "experiment" / "sly.yaml").write_text("# @package _global_\ntrust: true\n")
     with pytest.raises(UserError, match=r"trust=true: give it on the command line"):
         compose_run(CONFIGS, ["experiment=sly"], tmp_path)
-
-
-def test_no_secret_is_filled_into_what_a_store_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, json.dumps({"extra.api_token": "canary-canary"}))
-    for values in ({"extra": {"api_token": "<secret:extra.api_token>"}}, {"extra": {"u": "s3://x/<secret:extra.t>"}}):
-        with pytest.raises(UserError, match=r"holds a secret, which is written nowhere: give it again \(extra\."):
-            compose_run(CONFIGS, ["trust=true"], base=stored(**values))
-    base = stored(extra={"api_token": "<secret:extra.api_token>"})
-    assert compose_run(CONFIGS, ["extra.api_token=mine-again"], base=base).extra
 
 
 @given(st.text(alphabet="\\${}a:,.b'\"", max_size=12))

@@ -121,10 +121,10 @@ def test_a_folder_alone_has_nothing_called(tmp_path, spec):
 
 
 def test_no_secret_is_filled_into_a_folders_arguments(tmp_path, monkeypatch):
-    monkeypatch.setenv("SKYTUNE_SECRETS", '{"extra.token": "canary"}')
-    spec = {"target": "own_saved.Tied", "args": {"width": "<secret:extra.token>"}, "labels": LABELS}
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    spec = {"target": "own_saved.Tied", "args": {"width": "<env:HF_TOKEN>"}, "labels": LABELS}
     (tmp_path / "skytune_model.json").write_text(json.dumps(spec))
-    with pytest.raises(UserError, match=r"width holds a secret"):
+    with pytest.raises(UserError, match=r"args.width: wants the secret HF_TOKEN"):
         load_saved(tmp_path, "own_saved.Tied")
 
 

@@ -24,7 +24,7 @@ from .keys import in_dict, is_plain, takes_group, wants_text, without_dots
 from .run import RunConfig
 from .secrets import hide, refuse_named
 from .targets import Configurable, import_plugins, registry
-from .trust import approve, flat, refuse_placeholders, wishes
+from .trust import approve, flat, wishes
 from .words import GLOBAL, SUGAR, empty, quoted, translate, verbatim
 
 OFFERED = {
@@ -105,15 +105,12 @@ def compose_run(
 
 def _approve(base: dict[str, Any], config: RunConfig, parsed: list[Override], trust: bool) -> None:
     """Refuse what the configuration of a store wants to have run or sent, where the command line neither says it itself
-    nor names its module; and values of it that hold a secret."""
+    nor names its module."""
     given = {o.key_or_group: o.value() for o in parsed if not o.is_delete()}
-    said, now = dict(flat(given)), to_dict(config)
-    where = f"resume={given.get('resume')}: the configuration that lies there"
-    refuse_placeholders(now, where)
+    said, left = dict(flat(given)), wishes(to_dict(config))
     modules = [str(value).rpartition(".")[0] for key, value in said.items() if key.endswith("_target_")]
-    left = wishes(now)
     wanted = {k: v for k, v in wishes(base).items() if left.get(k) == v and k not in given and k not in said}
-    approve(wanted, [*_plugins(parsed), *modules], trust, where)
+    approve(wanted, [*_plugins(parsed), *modules], trust, f"resume={given.get('resume')}: its configuration")
 
 
 def _with_accelerate(overrides: list[str]) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from .errors import UserError
-from .secrets import PLACEHOLDER
 from .targets import locate
 
 REACHING = (
@@ -73,17 +72,6 @@ def approve(wanted: Mapping[str, Any], modules: Collection[str], trust: bool, wh
         module = str(getattr(found, "__module__", ""))
         if not (trust or _torch_optimizer(key, target) or any(f"{module}.".startswith(f"{m}.") for m in modules)):
             raise UserError(f"{where} wants {key}={target}: that comes from {module}; trust=true allows it")
-
-
-def refuse_placeholders(values: Any, where: str) -> None:
-    """Refuse values of a file in which a secret would have to be filled in: it would go wherever the file says.
-
-    Raises:
-        UserError: with the first key.
-    """
-    for key, value in flat(values):
-        if isinstance(value, str) and PLACEHOLDER.search(value):
-            raise UserError(f"{where}: {key} holds a secret, which is written nowhere: give it again ({key}=...)")
 
 
 def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

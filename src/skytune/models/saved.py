@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.json import load_json
 from ..config import UserError
+from ..config.secrets import refuse_named
 from ..config.targets import instantiate
-from ..config.trust import refuse_placeholders
 from ..job import write_json
 from .quiet import quiet
 from .source import fetch, first_line
@@ -165,7 +165,7 @@ def _load_target(info: SavedModel) -> Any:
     from safetensors.torch import load_model as load_tensors
 
     spec = _read_spec(Path(info.folder))
-    refuse_placeholders(spec["args"], f"{info.folder}/{TARGET_FILE}")
+    refuse_named(spec["args"], f"{info.folder}/{TARGET_FILE}: args")
     offered = {
         "num_labels": len(info.labels),
         "id2label": dict(enumerate(info.labels)),
