@@ -3,7 +3,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skytune.config import METRICS, ConfigError, UserError
+from skytune.config import METRICS, ConfigError, EvalConfig, UserError
 from skytune.training import metrics
-from skytune.training.metrics.classification import confusion, log_softmax
 
 SOURCE = Path(metrics.__file__).parents[3]
 
@@ -40,20 +38,22 @@ def rows(draw_from: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 @settings(max_examples=150, deadline=None)
 @given(rows())
 def test_same_numbers_as_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> None:
-    sk = pytest.importorskip("sklearn.metrics")
+    """Which looks at every row here, and at every pair of classes there."""
+    from sklearn import metrics as sk
+
     logits, labels = sample
     classes = logits.shape[1]
     predicted = logits.argmax(1)
     found = metrics.compute(list(METRICS), {}, logits, labels)
     options = {"zero_division": 0, "average": "binary" if classes == 2 else "macro"}
-    probabilities = np.exp(log_softmax(logits))
+    odds = np.exp(logits.astype("float64"))
     expected = {
         "accuracy": sk.accuracy_score(labels, predicted),
         "f1": sk.f1_score(labels, predicted, **options),
         "precision": sk.precision_score(labels, predicted, **options),
         "recall": sk.recall_score(labels, predicted, **options),
         "matthews": sk.matthews_corrcoef(labels, predicted),
-        "loss": sk.log_loss(labels, probabilities, labels=range(classes)),
+        "loss": sk.log_loss(labels, odds / odds.sum(axis=1, keepdims=True), labels=range(classes)),
         "n_rows": len(labels),
     }
     if classes == 2 and len(set(labels.tolist())) == 2:
@@ -74,22 +74,30 @@ def test_order_of_rows_plays_no_part(sample: tuple[np.ndarray, np.ndarray], rand
     assert again == pytest.approx(once, abs=1e-12, nan_ok=True)
 
 
+def score(name: str, predictions: object, references: object, **options: object) -> float:
+    return metrics.packaged(name).compute(predictions=predictions, references=references, **options)[name]
+
+
 def test_known_values() -> None:
     truth, predicted = [1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0]
-    assert metrics.accuracy(predicted, truth) == 0.75
-    assert metrics.precision(predicted, truth) == pytest.approx(2 / 3)
-    assert metrics.recall(predicted, truth) == pytest.approx(2 / 3)
-    assert metrics.f1(predicted, truth) == pytest.approx(2 / 3)
-    assert metrics.matthews(predicted, truth) == pytest.approx((2 * 4 - 1 * 1) / math.sqrt(3 * 3 * 5 * 5))
-    assert metrics.roc_auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]) == 0.75
-    assert metrics.cross_entropy([[0.0, 0.0], [1000.0, 0.0]], [1, 0]) == pytest.approx(math.log(2) / 2)
-    assert confusion(predicted, truth, 2).tolist() == [[4, 1], [1, 2]]
+    assert score("accuracy", predicted, truth) == 0.75
+    assert score("precision", predicted, truth) == pytest.approx(2 / 3)
+    assert score("recall", predicted, truth) == pytest.approx(2 / 3)
+    assert score("f1", predicted, truth) == pytest.approx(2 / 3)
+    assert score("f1", predicted, truth, average="macro") == pytest.approx((2 / 3 + 4 / 5) / 2)
+    assert score("matthews", predicted, truth) == pytest.approx((2 * 4 - 1 * 1) / math.sqrt(3 * 3 * 5 * 5))
+    assert score("loss", [[0.0, 0.0], [1000.0, 0.0]], [1, 0]) == pytest.approx(math.log(2) / 2)
+    area = metrics.packaged("roc_auc")
+    assert area.compute(prediction_scores=[0.1, 0.4, 0.35, 0.8], references=[0, 0, 1, 1]) == {"roc_auc": 0.75}
+    assert area.compute(prediction_scores=[-math.inf, math.inf], references=[0, 1]) == {"roc_auc": 1}
+    with pytest.raises(ValueError, match="do not pair up"):
+        score("f1", [0], [0, 1])
 
 
 def test_matthews_counts_do_not_overflow() -> None:
     half = 2_000_000
     truth = np.repeat([0, 1], half)
-    assert metrics.matthews(truth, truth) == 1.0
+    assert score("matthews", truth, truth) == pytest.approx(1)
 
 
 def test_nothing_divided_by_zero(recwarn: pytest.WarningsRecorder) -> None:
@@ -122,9 +130,8 @@ def test_loss_is_computed_in_float64() -> None:
     ],
 )
 def test_impossible_labels_are_refused(labels: list[int], message: str) -> None:
-    for score in (metrics.compute, metrics.score_with_modules):
-        with pytest.raises(UserError, match=message):
-            score(["accuracy"], {}, np.zeros((4, 2)), np.array(labels))
+    with pytest.raises(UserError, match=message):
+        metrics.compute(["accuracy"], {}, np.zeros((4, 2)), np.array(labels))
 
 
 def test_impossible_logits_are_refused() -> None:
@@ -136,86 +143,88 @@ def test_impossible_logits_are_refused() -> None:
         metrics.compute(["accuracy"], {}, np.zeros((0, 2)), np.zeros(0, dtype=int))
     with pytest.raises(UserError, match="at least two logits"):
         metrics.compute(["accuracy"], {}, np.zeros((3, 1)), labels)
-    with pytest.raises(ValueError, match="negative"):
-        metrics.accuracy([0, 1], [0, -1])
-    with pytest.raises(ValueError, match="average='macro'"):
-        metrics.f1([0, 1, 2], [0, 1, 2])
 
 
-# The same through `evaluate`
+# As `evaluate` knows them
+
+SCORE_TWICE = """
+import socket, sys
+from pathlib import Path
+import numpy as np
+
+def refuse(*_, **__):
+    raise AssertionError("a metric asked the network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+from skytune.training import metrics
+assert not {"evaluate", "sklearn"} & set(sys.modules), "importing the room costs what is not needed yet"
+right = int(sys.argv[1])
+labels = np.arange(60) % 2
+predicted = np.where(np.arange(60) < right, labels, 1 - labels)
+for _ in range(4):
+    found = metrics.compute(["accuracy", "f1"], {}, np.stack([np.zeros(60), predicted - 0.5], axis=1), labels)
+    assert found["accuracy"] == right / 60, found
+module = metrics.packaged("accuracy")  # as `evaluate` documents it, a batch at a time
+for start in range(0, 60, 20):
+    module.add_batch(predictions=predicted[start : start + 20], references=labels[start : start + 20])
+assert module.compute() == {"accuracy": right / 60}
+import evaluate
+assert isinstance(module, evaluate.Metric)
+assert not {"torch", "transformers", "matplotlib"} & set(sys.modules), "the command has no use for them"
+if right == 20:
+    for _ in range(2):  # whoever wants them has them
+        assert evaluate.evaluator("text-classification").task == "text-classification"
+print(list(Path(sys.argv[2]).rglob("*")))
+"""
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-def test_modules_agree(classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("evaluate")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a metric asked the network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    logits, labels = draw(classes)
-    ours = metrics.compute(list(METRICS), {}, logits, labels)
-    theirs = metrics.score_with_modules(list(METRICS), {}, logits, labels)
-    assert list(theirs) == list(ours)
-    assert theirs == pytest.approx(ours, abs=1e-12, nan_ok=True)
-
-
-def test_every_metric_is_a_module() -> None:
-    evaluate = pytest.importorskip("evaluate")
-    assert evaluate.__file__ is not None and "site-packages" in evaluate.__file__  # the library, not a module of ours
-    for name in (*METRICS, "loss"):
-        module = evaluate.load(str(metrics.module_path(name)))
-        assert isinstance(module, evaluate.Metric)
-        assert module.description and name in module.inputs_description
-    with pytest.raises(ConfigError, match="unknown metric 'rouge'"):
-        metrics.module_path("rouge")
-
-
-@pytest.mark.slow
-def test_two_processes_on_one_empty_cache(tmp_path: Path) -> None:
-    pytest.importorskip("evaluate")
-    script = textwrap.dedent(
-        """
-        import sys, numpy as np
-        from skytune.training import metrics
-        labels = np.arange(60) % 2
-        logits = np.stack([np.zeros(60), np.where(np.arange(60) < int(sys.argv[1]), labels, 1 - labels) - 0.5], axis=1)
-        for _ in range(4):
-            found = metrics.score_with_modules(["accuracy", "f1"], {}, logits, labels)
-            assert found["accuracy"] == int(sys.argv[1]) / 60, found
-        import evaluate
-        for _ in range(2):  # as a user would call it, rows in the shared cache folder
-            module = evaluate.load(str(metrics.module_path("accuracy")))
-            assert module.compute(predictions=logits.argmax(1), references=labels)["accuracy"] == int(sys.argv[1]) / 60
-        print("right")
-        """
-    )
-    env = {
-        **os.environ,
-        "HF_HOME": str(tmp_path / "hf"),
-        "HOME": str(tmp_path),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(SOURCE),
-    }
+def test_two_processes_at_once_write_nothing_and_ask_nobody(tmp_path: Path) -> None:
+    env = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HOME": str(tmp_path), "PYTHONPATH": str(SOURCE)}
     started = [
-        subprocess.Popen([sys.executable, "-c", script, right], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", SCORE_TWICE, right, str(tmp_path)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for right in ("20", "45")
     ]
     for process in started:
         out, err = process.communicate(timeout=120)
-        assert (process.returncode, out.strip()) == (0, b"right"), err.decode()[-2000:]
+        assert (process.returncode, out.strip()) == (0, b"[]"), err.decode()[-2000:]
 
 
-def test_a_bare_worker_needs_neither_evaluate_nor_datasets() -> None:
-    script = (
-        "import sys; sys.modules.update(evaluate=None, datasets=None, sklearn=None); import numpy as np;"
-        "from skytune.training import metrics;"
-        "print(metrics.compute(['accuracy', 'roc_auc'], {}, np.eye(2), np.array([0, 1]))['accuracy'])"
-    )
-    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "1.0", done.stderr
+def test_a_name_of_the_hub_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked although it must not be")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for name in ("rouge", "somebody/theirs"):
+        with pytest.raises(UserError, match=f"eval.metrics: {name}: no such metric: none of accuracy, .* the Hub does"):
+            metrics.check([name], {})
+    with pytest.raises(ConfigError, match=r"unknown metric 'acuracy'; .*, such as evaluate-metric/acuracy$"):
+        EvalConfig(metrics=["acuracy"])
+
+
+def test_a_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import evaluate
+
+    folder = weighted_module(tmp_path)
+    asked = []
+
+    def load(path: str, **options: object) -> object:
+        asked.append((path, options))
+        return real(str(folder), **options)
+
+    real = evaluate.load
+    monkeypatch.setattr(evaluate, "load", load)
+    logits, labels = draw(2)
+    metrics.check(["somebody/theirs"], {})
+    found = metrics.compute(["somebody/theirs", "accuracy"], {}, logits, labels)
+    assert found["theirs_accuracy"] == found["accuracy"]
+    assert asked == 2 * [("somebody/theirs", {"keep_in_memory": True})]
 
 
 # Metrics of the user's own
@@ -268,7 +277,6 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_user_functions(user_module: str) -> None:
-    pytest.importorskip("evaluate")
     logits, labels = draw(2)
     right = int((logits.argmax(1) == labels).sum())
     extra = {
@@ -298,32 +306,33 @@ def test_user_functions(user_module: str) -> None:
     ],
 )
 def test_a_user_metric_that_fails_is_named(user_module: str, function: str, message: str) -> None:
-    pytest.importorskip("evaluate")
     with pytest.raises(UserError, match=message) as caught:
         metrics.compute([], {"mine": {"_target_": f"{user_module}.{function}"}}, *draw(2))
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_with_a_module(tmp_path: Path) -> None:
-    pytest.importorskip("evaluate")
-    folder = tmp_path / "balanced"
-    folder.mkdir()
+def weighted_module(place: Path) -> Path:
     source = USER_MODULE[USER_MODULE.index("class Weighted") :]
+    folder = place / "balanced"
+    folder.mkdir(exist_ok=True)
     (folder / "balanced.py").write_text("import datasets\nimport evaluate\n\n" + source)
+    return folder
+
+
+def test_a_folder_with_a_module(tmp_path: Path) -> None:
+    folder = weighted_module(tmp_path)
     logits, labels = draw(3)
     found = metrics.compute([str(folder), "accuracy"], {}, logits, labels)
     assert found["balanced_accuracy"] == found["accuracy"]
-    (folder / "balanced.py").write_text(
-        "import datasets\nimport evaluate\n\n" + source.replace("weight *", "weight * 10 *")
-    )
+    source = (folder / "balanced.py").read_text()
+    (folder / "balanced.py").write_text(source.replace("weight *", "weight * 10 *"))
     assert metrics.compute([str(folder)], {}, logits, labels)["balanced_accuracy"] == pytest.approx(
         10 * found["accuracy"]
     )
     with pytest.raises(UserError, match=r"no such metric, .*missing\.py is missing"):
-        metrics.compute([f"{tmp_path}/missing"], {}, logits, labels)
+        metrics.check([f"{tmp_path}/missing"], {})
 
 
 def test_a_name_is_given_once(user_module: str, tmp_path: Path) -> None:
-    pytest.importorskip("evaluate")
     with pytest.raises(UserError, match="the name 'accuracy' is taken"):
         metrics.compute(["accuracy"], {"accuracy": {"_target_": f"{user_module}.error_rate"}}, *draw(2))

@@ -1,6 +1,7 @@
 """`eval`, `checkpoint`, `log`: what is measured, which weights are kept, and how often something is said."""
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
@@ -24,7 +25,8 @@ class EvalConfig:
     """Rows computed at once, per process, when nothing is learned."""
 
     metrics: list[str] = field(default_factory=lambda: list(METRICS))
-    """Metrics by name: accuracy, f1, precision, recall, matthews, roc_auc; or the folder of an `evaluate` module."""
+    """Metrics by name: accuracy, f1, precision, recall, matthews, roc_auc; the folder of an `evaluate` module; or the
+    name of one on the Hub, whose code is then run."""
 
     extra_metrics: dict[str, Any] = field(default_factory=dict)
     """Your own, by name: `{_target_: package.module.function, ...}`, called with `predictions` and `references`
@@ -40,8 +42,11 @@ class EvalConfig:
         if self.batch_size < 1:
             raise ConfigError(f"eval.batch_size={self.batch_size}: must be at least 1")
         for name in self.metrics:
-            if name not in METRICS and "/" not in name and "." not in name:
-                raise ConfigError(f"eval.metrics: unknown metric '{name}'; allowed: {', '.join(METRICS)}, or a folder")
+            if name not in METRICS and (not name or ("/" not in name and get_close_matches(name, METRICS, 1, 0.5))):
+                raise ConfigError(
+                    f"eval.metrics: unknown metric '{name}'; allowed: {', '.join(METRICS)}, a folder, or a name of the "
+                    f"Hub's, such as evaluate-metric/{name}"
+                )
         for name, spec in self.extra_metrics.items():
             if not (isinstance(spec, dict) and isinstance(spec.get("_target_"), str)):
                 shown = name if str(name).isprintable() else repr(name)

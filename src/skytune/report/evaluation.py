@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from skytune.config import UserError
-from skytune.training import metrics as numbers
-from skytune.training.metrics.classification import confusion, log_softmax
+from skytune.training.metrics import compute
 
 BINS = 15
 TEXT_LIMIT = 2000
@@ -31,7 +30,7 @@ def evaluate_split(
         labels: [n], class numbers from 0 to k - 1.
         class_names: k names in the order of their numbers.
         metrics: as in `skytune.training.metrics.compute`.
-        extra: as in `skytune.training.metrics.compute`.
+        extra: likewise.
         texts: n texts (or pairs of texts), shown with the mistakes.
         confusions: how many of the most confident mistakes are kept.
 
@@ -44,17 +43,22 @@ def evaluate_split(
     Raises:
         UserError: rows that cannot be scored, or a metric that fails; see `skytune.training.metrics.compute`.
     """
-    # The functions that the `evaluate` modules wrap, called directly: importing that library takes six seconds.
-    scored = numbers.compute(metrics, extra, logits, labels)
+    from scipy.special import softmax
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    scored = compute(metrics, extra, logits, labels)
     truth = np.asarray(labels).astype(np.int64)
     classes = np.asarray(logits).shape[1]
     if len(class_names) != classes:
         raise UserError(f"the model gives {classes} numbers per row, but there are {len(class_names)} class names")
     if texts is not None and len(texts) != len(truth):
         raise UserError(f"{len(texts)} texts for {len(truth)} predictions: they are not of the same split")
-    probabilities = np.exp(log_softmax(np.asarray(logits)))
+    probabilities = softmax(np.asarray(logits, dtype=np.float64), axis=1)
     predicted = np.asarray(logits).argmax(axis=1)
-    table = numbers.per_class(predicted, truth, classes)
+    confusion = confusion_matrix(truth, predicted, labels=range(classes))
+    columns = precision_recall_fscore_support(truth, predicted, labels=range(classes), zero_division=0)
+    table = dict(zip(("precision", "recall", "f1", "support"), columns, strict=True))
+    table["predicted"] = confusion.sum(axis=0)
     names = [str(name) for name in class_names]
     return {
         "metrics": {name: _finite(value) for name, value in scored.items() if name != "n_rows"},
@@ -62,7 +66,7 @@ def evaluate_split(
         "classes": [
             {"name": names[i], **{column: values[i].item() for column, values in table.items()}} for i in range(classes)
         ],
-        "confusion": confusion(predicted, truth, classes).tolist(),
+        "confusion": confusion.tolist(),
         "calibration": calibration(probabilities, truth),
         "mistakes": _mistakes(probabilities, truth, names, texts, confusions),
         "n_mistakes": int(np.sum(predicted != truth)),

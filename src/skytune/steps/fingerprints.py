@@ -22,7 +22,7 @@ import skytune
 from ..config import METRICS, RunConfig, to_dict
 from ..launch.runs import deciding_metrics
 from ..models.hashing import parse
-from ..training.metrics.user import folder_script
+from ..training.metrics.scoring import module_script
 
 ROOTS = {
     "load_data": ("skytune.data.prepare", "skytune.data.tables"),
@@ -34,7 +34,7 @@ ROOTS = {
 PACKAGES = {
     "load_data": ("datasets", "transformers", "tokenizers", "pyarrow", "numpy"),
     "train_model": ("torch", "transformers", "accelerate", "safetensors", "numpy"),
-    "evaluate_model": ("evaluate", "numpy"),
+    "evaluate_model": ("evaluate", "scikit-learn", "scipy", "numpy"),
 }
 """Packages whose version may change a step's result."""
 
@@ -159,4 +159,4 @@ def _own(step: str, config: RunConfig) -> tuple[tuple[str, ...], list[Path]]:
     modules = [spec["_target_"].rpartition(".")[0] for spec in specs if spec["_target_"]] + list(config.plugins)
     # What comes before the last dot may be a class (`module.Class.method`); a name that is no module is left out later.
     packages = {".".join(m.split(".")[:n]) for m in modules for n in range(1, m.count(".") + 2)}
-    return tuple(sorted(packages)), [folder_script(name) for name in folders]
+    return tuple(sorted(packages)), [path for path in map(module_script, folders) if path.is_file()]

@@ -1,23 +1,6 @@
-"""The room of metrics: numbers out of logits and labels, in numpy, so that a bare worker machine computes them too.
+"""The room of metrics: numbers out of logits and labels, by `evaluate.Metric`s over scikit-learn and the user's own."""
 
-The same metrics also ship as local `evaluate.Metric` modules (`modules/<name>/<name>.py`), for whoever wants to
-`evaluate.load` them; `score_with_modules` does so. Nothing here asks a hub for code.
-"""
+from .packaged import packaged
+from .scoring import check, compute
 
-from .classification import accuracy, cross_entropy, f1, matthews, per_class, precision, recall, roc_auc
-from .scoring import check, compute, module_path, score_with_modules
-
-__all__ = [
-    "accuracy",
-    "check",
-    "compute",
-    "cross_entropy",
-    "f1",
-    "matthews",
-    "module_path",
-    "per_class",
-    "precision",
-    "recall",
-    "roc_auc",
-    "score_with_modules",
-]
+__all__ = ["check", "compute", "packaged"]

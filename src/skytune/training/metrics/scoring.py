@@ -1,18 +1,20 @@
-"""Every number of one evaluation: the packaged metrics, modules out of a folder, and functions of the user's own."""
+"""Every number of one evaluation: the packaged metrics, other modules of `evaluate`, functions of the user's own."""
 
+import functools
+import inspect
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from skytune.config import METRICS, ConfigError, UserError
-from skytune.config.targets import locate, split_spec
+from skytune.config.targets import instantiate, locate, split_spec
 
-from . import classification
-from .user import Inputs, add, folder_script, run_folder, run_target
-
-Packaged = Callable[[str, Inputs], float]
+from .packaged import AVERAGED, import_evaluate, packaged
 
 
 def compute(
@@ -25,8 +27,8 @@ def compute(
     defined: more than two classes, or only one class among the labels.
 
     Args:
-        metrics: names out of `skytune.config.METRICS`, or folders of `evaluate` modules (`path/name` with `name.py`).
-        extra: the user's own, by name: `{_target_: package.module.function, ...}`; see `user.run_target`.
+        metrics: names out of `skytune.config.METRICS`, folders of `evaluate` modules, or names of the Hub's.
+        extra: the user's own, by name: `{_target_: package.module.function, ...}`; see `run_target`.
         logits: [n, k], any float type; computed in float64.
         labels: [n], class numbers from 0 to k - 1.
 
@@ -34,17 +36,14 @@ def compute(
         UserError: no rows; a label below 0 (unlabelled) or of no class; logits that are not finite; a metric that
             fails or returns something else than numbers, by name.
     """
-    return _score(metrics, extra, Inputs.checked(logits, labels), _with_numpy)
-
-
-def score_with_modules(
-    metrics: list[str], extra: dict[str, dict[str, Any]], logits: np.ndarray, labels: np.ndarray
-) -> dict[str, float]:
-    """Return the same numbers as `compute`, through the packaged `evaluate.Metric` modules.
-
-    Needs `evaluate` and `datasets`; asks no hub and writes no rows to disk.
-    """
-    return _score(metrics, extra, Inputs.checked(logits, labels), _with_module)
+    inputs = Inputs.checked(logits, labels)
+    results = _packaged("loss", inputs)
+    for name in dict.fromkeys(metrics):
+        found = _packaged(name, inputs) if name in METRICS else run_module(name, inputs)
+        add(results, found, f"eval.metrics: {name}")
+    for name, spec in extra.items():
+        add(results, run_target(name, spec, inputs), f"eval.extra_metrics.{name}")
+    return {**results, "n_rows": len(inputs.labels)}
 
 
 def check(metrics: list[str], extra: dict[str, dict[str, Any]]) -> None:
@@ -54,61 +53,218 @@ def check(metrics: list[str], extra: dict[str, dict[str, Any]]) -> None:
         UserError: there is none of that name.
     """
     for name in metrics:
-        if name not in METRICS:
-            folder_script(name)
+        if name not in METRICS and not module_script(name).is_file():
+            load_module(name)
     for name, spec in extra.items():
         locate(split_spec(spec)[0], f"eval.extra_metrics.{name}._target_")
 
 
-def module_path(name: str) -> Path:
-    """Return the folder of a packaged metric (or of `loss`), to be given to `evaluate.load(str(folder))`.
+@dataclass(frozen=True)
+class Inputs:
+    """The rows of one evaluation."""
+
+    logits: np.ndarray
+    """[n, k], float64."""
+
+    labels: np.ndarray
+    """[n], int64."""
+
+    @classmethod
+    def checked(cls, logits: np.ndarray, labels: np.ndarray) -> "Inputs":
+        """Return the rows, or say what is wrong with them.
+
+        Raises:
+            UserError: no rows, shapes that do not pair up, a label that is no class, logits that are not finite.
+        """
+        scores, truth = np.asarray(logits), np.asarray(labels)
+        if truth.ndim != 1 or scores.ndim != 2 or len(scores) != len(truth) or scores.shape[1] < 2:
+            raise UserError(
+                f"cannot score logits of shape {scores.shape} against labels of shape {truth.shape}: "
+                "a row of at least two logits is needed for every label"
+            )
+        if not len(truth):
+            raise UserError("nothing to score: the split has 0 rows")
+        if not np.issubdtype(truth.dtype, np.integer):
+            raise UserError(f"labels of type {truth.dtype}: class numbers must be whole numbers")
+        classes = scores.shape[1]
+        wrong = np.flatnonzero((truth < 0) | (truth >= classes))
+        if wrong.size:
+            row, label = int(wrong[0]), int(truth[wrong[0]])
+            if label == -1:
+                raise UserError(
+                    f"{wrong.size} of {len(truth)} rows have no label (-1; the first is row {row}): "
+                    "an unlabelled split cannot be scored, give one with labels"
+                )
+            raise UserError(f"row {row} has the label {label}, but the classes go from 0 to {classes - 1}")
+        scores = scores.astype(np.float64)
+        # One check for NaN, +inf and a row of nothing but -inf; a single -inf is a class ruled out.
+        broken = np.flatnonzero(~np.isfinite(scores.max(axis=1)))
+        if broken.size:
+            raise UserError(
+                f"the model's logits are not finite for {broken.size} of {len(truth)} rows (the first is row "
+                f"{int(broken[0])}): it diverged, try a smaller optimizer.lr or precision=fp32"
+            )
+        return cls(scores, truth.astype(np.int64))
+
+    @functools.cached_property
+    def predictions(self) -> np.ndarray:
+        """Predicted classes, int64 [n]."""
+        return self.logits.argmax(axis=1)
+
+    @property
+    def binary(self) -> bool:
+        """True for two classes."""
+        return self.logits.shape[1] == 2
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The log-odds of class 1 in a two-class task, float64 [n]."""
+        return self.logits[:, 1] - self.logits[:, 0]
+
+
+def run_target(name: str, spec: dict[str, Any], inputs: Inputs) -> dict[str, float]:
+    """Call the user's metric `name` and return its numbers by name.
+
+    A function gets `predictions` and `references` (lists of ints), `logits` (float64 [n, k]) if it names it, and the
+    further keys of `spec`; it returns a number, or a dict of numbers whose keys get the prefix `name_`. A class with a
+    `compute` method, such as an `evaluate.Metric`, is made first: keys of `spec` that its constructor names go there,
+    the others to `compute`.
 
     Raises:
-        ConfigError: no such metric.
+        UserError: it fails or returns something else.
     """
-    if name not in (*METRICS, "loss"):
-        raise ConfigError(f"unknown metric '{name}'; allowed: {', '.join(METRICS)}, loss")
-    return Path(__file__).parent / "modules" / name
+    key = f"eval.extra_metrics.{name}"
+    target, args = split_spec(spec)
+    found = locate(target, f"{key}._target_")
+
+    def call() -> Any:
+        if isinstance(found, type):
+            if not callable(getattr(found, "compute", None)):
+                raise ConfigError(f"{key}={target}: a class needs a method compute(predictions=..., references=...)")
+            named = _constructor_arguments(found)
+            metric = instantiate(
+                target,
+                {k: v for k, v in args.items() if k in named},
+                offered={"keep_in_memory": True} if "keep_in_memory" in named else None,
+                key=f"{key}._target_",
+            )
+            return _compute(metric, inputs, {k: v for k, v in args.items() if k not in named})
+        rows = {"predictions": inputs.predictions.tolist(), "references": inputs.labels.tolist()}
+        return instantiate(target, {**args, **rows}, offered={"logits": inputs.logits}, key=f"{key}._target_")
+
+    return _numbers(name, _guarded(key, target, call), key)
 
 
-def _score(
-    metrics: list[str], extra: dict[str, dict[str, Any]], inputs: Inputs, packaged: Packaged
-) -> dict[str, float]:
-    results: dict[str, float] = {"loss": packaged("loss", inputs)}
-    for name in dict.fromkeys(metrics):
-        found = {name: packaged(name, inputs)} if name in METRICS else run_folder(name, inputs)
-        add(results, found, f"eval.metrics: {name}")
-    for name, spec in extra.items():
-        add(results, run_target(name, spec, inputs), f"eval.extra_metrics.{name}")
-    return {**results, "n_rows": len(inputs.labels)}
+def run_module(name: str, inputs: Inputs) -> dict[str, float]:
+    """Return the numbers of an `evaluate` module by name; see `load_module`.
+
+    Raises:
+        UserError: there is none, or it fails.
+    """
+    key = f"eval.metrics: {name}"
+    metric = load_module(name)
+    return _numbers(Path(name).stem, _guarded(key, "it", lambda: _compute(metric, inputs, {})), key)
 
 
-def _with_numpy(name: str, inputs: Inputs) -> float:
-    if name == "loss":
-        return classification.cross_entropy(inputs.logits, inputs.labels)
+def load_module(name: str) -> Any:
+    """Return the `evaluate.Metric` of a folder (`path/name` holding `name.py`) or, where there is none, of the Hub.
+
+    Raises:
+        UserError: there is none, or it cannot be loaded.
+    """
+    script = module_script(name)
+    place = str(script) if script.is_file() else name
+
+    def load() -> Any:
+        try:
+            # In memory: two runs at once would share (and wait for) one file of rows in evaluate's cache.
+            return import_evaluate().load(place, keep_in_memory=True)
+        except FileNotFoundError as error:
+            if script.is_file():
+                raise
+            raise UserError(
+                f"eval.metrics: {name}: no such metric: none of {', '.join(METRICS)}, {script} is missing, and the Hub "
+                "does not give one of that name (it may be out of reach)"
+            ) from error
+
+    return _guarded(f"eval.metrics: {name}", "it", load)
+
+
+def module_script(name: str) -> Path:
+    """Return where the file of a metric's folder lies, or would lie if it were none of the Hub's.
+
+    Raises:
+        UserError: it is missing, and the Hub has no such names.
+    """
+    path = Path(name).expanduser().absolute()
+    script = path if path.suffix == ".py" else path / f"{path.name}.py"
+    if not script.is_file() and not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
+        raise UserError(f"eval.metrics: {name}: no such metric, {script} is missing")
+    return script
+
+
+def _packaged(name: str, inputs: Inputs) -> dict[str, float]:
     if name == "roc_auc":
-        return classification.roc_auc(inputs.scores, inputs.labels) if inputs.binary else float("nan")
-    if name in ("accuracy", "matthews"):
-        return getattr(classification, name)(inputs.predictions, inputs.labels)
-    return getattr(classification, name)(inputs.predictions, inputs.labels, average=inputs.average)
+        if not inputs.binary:
+            return {name: float("nan")}
+        return packaged(name).compute(prediction_scores=inputs.scores, references=inputs.labels)
+    options = {"average": "binary" if inputs.binary else "macro"} if name in AVERAGED else {}
+    given = inputs.logits if name == "loss" else inputs.predictions
+    return packaged(name).compute(predictions=given, references=inputs.labels, **options)
 
 
-def _with_module(name: str, inputs: Inputs) -> float:
-    import evaluate
+def add(results: dict[str, float], found: dict[str, float], key: str) -> None:
+    """Put the numbers `found` into `results`.
 
-    if name == "roc_auc" and not inputs.binary:
-        return float("nan")
+    Raises:
+        UserError: a name that is there already.
+    """
+    for name, value in found.items():
+        if name in results or name == "n_rows":
+            raise UserError(f"{key}: the name '{name}' is taken by another metric")
+        results[name] = value
+
+
+def _compute(metric: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    """Call `metric.compute` with those of our inputs that its features name."""
+    given: dict[str, Any] = {"predictions": inputs.predictions.tolist(), "references": inputs.labels.tolist()}
+    features = getattr(metric, "features", None)
+    if features:
+        names = set(features[0] if isinstance(features, list) else features)
+        given = {name: value for name, value in given.items() if name in names}
+        if "logits" in names:
+            given["logits"] = inputs.logits.tolist()
+        if "prediction_scores" in names and inputs.binary:
+            given["prediction_scores"] = inputs.scores.tolist()
+    return metric.compute(**given, **options)
+
+
+def _constructor_arguments(cls: type) -> set[str]:
+    """Return the names that a class's constructor, or that of a base class, takes."""
+    named: set[str] = set()
+    for base in cls.__mro__:
+        if base is not object and "__init__" in vars(base):
+            named |= set(inspect.signature(vars(base)["__init__"]).parameters)
+    return named - {"self", "args", "kwargs"}
+
+
+def _guarded(key: str, what: str, call: Callable[[], Any]) -> Any:
     try:
-        # In memory: two runs at once would share (and wait for) one file of rows in evaluate's cache.
-        module = evaluate.load(str(module_path(name)), keep_in_memory=True)
-    except OSError as error:
-        raise UserError(
-            f"metric '{name}': evaluate cannot write its cache ({error}): set HF_HOME to a folder that is yours"
-        ) from error
-    given: dict[str, Any] = {"references": inputs.labels}
-    if name == "roc_auc":
-        given["prediction_scores"] = inputs.scores
-    else:
-        given["predictions"] = inputs.logits if name == "loss" else inputs.predictions
-    options = {} if name in ("loss", "roc_auc", "accuracy", "matthews") else {"average": inputs.average}
-    return float(module.compute(**given, **options)[name])
+        return call()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{key}: {what} failed: {type(error).__name__}: {error}") from error
+
+
+def _numbers(name: str, value: Any, key: str) -> dict[str, float]:
+    found = value if isinstance(value, dict) else {name: value}
+    numbers = {}
+    for part, number in found.items():
+        if isinstance(number, np.ndarray) and number.ndim == 0:
+            number = number.item()
+        if not isinstance(number, (Number, np.bool_)) or isinstance(number, complex):
+            raise UserError(f"{key}: returned {part}={number!r:.60}: must be a number or a dict of numbers")
+        # A metric `kappa` that returns {"kappa": ...}, as evaluate's do, is `kappa`, not `kappa_kappa`.
+        numbers[str(part) if str(part) == name else f"{name}_{part}"] = float(number)  # type: ignore[arg-type]
+    return numbers
