@@ -33,7 +33,7 @@ from skytune.launch.skypilot.machine import processes, resources
 from skytune.launch.skypilot.node import check_gpus
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
-from skytune.launch.skypilot.waiting import Late, Pending
+from skytune.common.background import Late, Pending
 from skytune.launch.skypilot.words import explained, reasons, telling
 from skytune.report.cost import cost_of
 from skytune.training.preemption import FLAG_FILE

@@ -18,7 +18,7 @@ from skytune.job import Job, JobDir, RankError
 from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, cluster, ending, launcher
 from skytune.launch.skypilot.choosing import Plan
 from skytune.launch.skypilot.passing import Passing
-from skytune.launch.skypilot.waiting import Pending
+from skytune.common.background import Pending
 
 exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
 

@@ -1,18 +1,17 @@
-"""Files that are on this disk already: found behind a data set, linked instead of copied, and the disk that is full."""
+"""Files that are on this disk already: found behind a data set, and linked instead of copied."""
 
-import errno
 import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..common.files import is_disk_full
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 LINK_FROM = 64 * 1024
 """Bytes from which a file is hard-linked. Smaller ones are copied: editing a JSON file must not change two."""
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def whole_files(dataset: "Dataset") -> list[Path] | None:
@@ -55,14 +54,3 @@ def link_or_copy(source: Path, target: Path) -> None:
             if is_disk_full(error):
                 raise
     shutil.copyfile(source, target)
-
-
-def is_disk_full(error: BaseException | None) -> bool:
-    """Tell whether an error means that a disk or a quota is full, in Python's, Arrow's or safetensors' words."""
-    while error is not None:
-        if getattr(error, "errno", None) in _FULL or any(
-            text in str(error) for text in ("No space left on device", "Disk quota exceeded", "os error 28")
-        ):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import models
+from ..common.mappings import flatten
 from ..config import RunConfig, UserError, to_dict
 from ..config.secrets import hide
 from ..config.targets import user_paths
@@ -215,7 +216,7 @@ def _say_what_changed(key: str, config: RunConfig, prints: dict[str, str]) -> No
     """Say in one line in what this run differs from the last one of the same name."""
     name = key.rpartition("-")[0]
     last = RunFolder(f".last-{name}.json").path
-    now = {**_flat(decisive(config)), **{f"fingerprint of the {k}": v for k, v in prints.items()}}
+    now = {**flatten(to_dict(decisive(config))), **{f"fingerprint of the {k}": v for k, v in prints.items()}}
     if last.is_file():
         before = read_json(last)
         changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
@@ -226,13 +227,3 @@ def _say_what_changed(key: str, config: RunConfig, prints: dict[str, str]) -> No
         write_json(last, now)
     except OSError as error:
         raise _cannot_write(last.parent, error) from error
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in to_dict(values).items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

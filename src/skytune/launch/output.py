@@ -1,7 +1,6 @@
 """What workers print, while they print it: on the screen and in a file."""
 
 import contextlib
-import errno
 import logging
 import os
 import selectors
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from ..common.files import is_disk_full
 from .follow import Follower
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def _record(record: IO[bytes], chunk: bytes) -> None:
     try:
         record.write(chunk)
     except OSError as error:  # a full disk must not end the workers
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_disk_full(error):
             raise
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ..common.files import is_disk_full
 from ..config import UserError
-from ..data.linking import is_disk_full, link_or_copy, whole_files
+from ..data.linking import link_or_copy, whole_files
 from ..models import quiet
 from .files import hash_files
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from zenml.materializers.base_materializer import BaseMaterializer
 from zenml.utils import io_utils
 
+from ..common.files import is_disk_full, sha256
 from ..config import UserError
-from ..data.linking import is_disk_full
 from .types import dotted_name
 
 CLASS_FILE = "class.json"
@@ -141,9 +141,7 @@ def hash_files(folder: Path, files: list[Path]) -> str:
     """Return the SHA-256 over names (relative to `folder`) and bytes."""
     total = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        total.update(f"{path.relative_to(folder).as_posix()}\0{digest}\n".encode())
+        total.update(f"{path.relative_to(folder).as_posix()}\0{sha256(path)}\n".encode())
     return total.hexdigest()
 
 

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..common.files import sha256
 from ..config import ConfigError, UserError, to_dict
 from ..config.folders import home
 from ..config.targets import locate
@@ -30,14 +31,14 @@ def hash_file(path: str | os.PathLike[str]) -> str:
     try:
         status = path.stat()
         if status.st_size < REMEMBER_ABOVE:
-            return _digest(path)
+            return sha256(path)
         identity = [str(path), status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
         note = home() / "hashes" / f"{hash_values(str(path))[:32]}.json"
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             known = json.loads(note.read_text(encoding="utf-8"))
             if known["file"] == identity:
                 return str(known["sha256"])
-        digest = _digest(path)
+        digest = sha256(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     with contextlib.suppress(OSError):  # a read-only home only means hashing again next time
@@ -93,8 +94,3 @@ def parse(path: Path) -> ast.Module:
 
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,12 +3,12 @@
 import time
 from typing import TYPE_CHECKING
 
+from ..common.background import Pending
 from ..config import ConfigError, UserError
 from . import environment, files, skypilot
 from .asked import Asked, described, names_of, settings_of
 from .checks import Finding, Level
 from .doctor import line
-from .later import Later
 
 if TYPE_CHECKING:
     from .registered import Registered
@@ -22,9 +22,9 @@ def check(asked: Asked) -> int:
     names.checked_stack(asked.name)
     started = time.monotonic()
     machine = files.machine(asked.configs, asked.compute)
-    stored = Later(lambda: _registered(asked.name))  # importing ZenML and asking AWS take their time together
+    stored = Pending(lambda: _registered(asked.name))  # importing ZenML and asking AWS take their time together
     file = asked.stack_file() if (asked.configs / "stacks" / f"{asked.name}.yaml").is_file() or asked.file else None
-    found = stored.by(time.monotonic() + 60)
+    found = stored.wait(seconds=60)
     if found is None and file is None:
         raise ConfigError(f"stack {asked.name}: neither registered nor a file; `python src/stack.py list` names all")
     region = asked.region or (found.region if found else file.region if file else None)

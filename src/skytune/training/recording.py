@@ -1,19 +1,16 @@
 """What a run writes down about itself: the history file, and which step had the best weights."""
 
-import errno
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
+from ..common.files import is_disk_full
 from ..config import RunConfig, Select, UserError
 from .callbacks import Callback, Run
 from .flops import peak, utilization
 
 log = logging.getLogger(__name__)
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What a full disk says."""
 
 CANDIDATES = 20
 """Validations that are remembered as the best ones."""
@@ -111,7 +108,7 @@ class History(Callback):
             self._fall_behind(error)
 
     def _fall_behind(self, error: OSError) -> None:
-        if error.errno not in FULL:
+        if not is_disk_full(error):
             raise error
         if not self._behind:
             log.warning("%s: %s; lines are missing there until there is room again", self._path, error.strerror)

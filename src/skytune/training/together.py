@@ -6,12 +6,12 @@ objects unpickle what a peer sends, which would let anybody who reaches the proc
 """
 
 import json
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from ..common.background import Late, Pending
 from ..common.json import load_json
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def main_does(world: "World", function: Callable[[], T]) -> T:
     """
     if world.size == 1:
         return function()
-    work = _Work(function) if world.main else None
+    work = Pending(function) if world.main else None
     while True:
-        found = work.found(EVERY_SECONDS) if work is not None else []
+        found = _found(work) if work is not None else []
         data = _from_main(world, json.dumps(found).encode())
         if answer := load_json(data, list):
             return found[0] if found else answer[0]
@@ -47,9 +47,9 @@ def all_do(world: "World", function: Callable[[], T]) -> T:
     """
     if world.size == 1:
         return function()
-    work = _Work(function)
+    work = Pending(function)
     while True:
-        found = work.found(EVERY_SECONDS)
+        found = _found(work)
         done = torch.tensor(len(found), device=world.device)
         torch.distributed.all_reduce(done, torch.distributed.ReduceOp.MIN)
         if done:
@@ -68,28 +68,12 @@ def gather_bytes(world: "World", data: bytes) -> list[bytes]:
     return [_bytes(block)[:size] for block, size in zip(blocks, sizes, strict=True)]
 
 
-class _Work(Generic[T]):
-    """A function in a thread of its own."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._found: list[T] = []
-        self._failed: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run, daemon=True, name="work")
-        self._thread.start()
-
-    def found(self, timeout: float) -> list[T]:
-        """Return what it returned in a list, which is empty where it has not yet; raise what it raised."""
-        self._thread.join(timeout)
-        if self._failed:
-            raise self._failed[0]
-        return list(self._found)
-
-    def _run(self) -> None:
-        try:
-            self._found.append(self._function())
-        except BaseException as error:
-            self._failed.append(error)
+def _found(work: Pending[T]) -> list[T]:
+    """Return what it returned in a list, which is empty where it has not yet; raise what it raised."""
+    try:
+        return [work.wait(seconds=EVERY_SECONDS)]
+    except Late:
+        return []
 
 
 def _from_main(world: "World", data: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from accelerate.tracking import TensorBoardTracker, WandBTracker
 
+from ..common.mappings import flatten
 from ..config.scrubbing import scrub
 from ..config.secrets import reveal
 from ..config.tracking import WandbConfig
@@ -66,7 +67,7 @@ class TensorBoard(TensorBoardTracker):
 
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         self.writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
-        single = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in _flat(values).items()}
+        single = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in flatten(values).items()}
         metrics = ("train/loss", "validation/loss", f"validation/{values['checkpoint']['metric']}")
         for summary in hparams(single, dict.fromkeys(metrics)):
             self.writer.file_writer.add_summary(summary)
@@ -211,13 +212,3 @@ def _end_service() -> None:
         except psutil.Error:
             pass
     psutil.wait_procs(ours, timeout=2)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

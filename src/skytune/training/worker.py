@@ -4,7 +4,6 @@ python -m skytune.training.worker JOBDIR            one process
 python -m torch.distributed.run --nproc-per-node 2 -m skytune.training.worker JOBDIR
 """
 
-import errno
 import gc
 import importlib
 import logging
@@ -15,6 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
+from ..common.files import is_disk_full
 from ..config import UserError
 from ..config.scrubbing import guard_logs, scrub
 from ..config.targets import import_plugins
@@ -113,7 +113,7 @@ class LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Say nothing of a full disk; all else as usual."""
         error = sys.exc_info()[1]
-        if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        if not is_disk_full(error):
             super().handleError(record)
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from ...common.background import Pending
 from ...config import Preempted
 from ...job import JobDir
 from ...training.preemption import FLAG_FILE
@@ -18,7 +19,6 @@ from .cluster import Cluster
 from .cost import Clock
 from .exchange import Exchange
 from .verdict import ENDED, End
-from .waiting import Pending
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...common.background import Pending
 from .choosing import Plan
 from .lines import Lines
 from .scripts import JOB
-from .waiting import Pending
 from .words import telling
 
 log = logging.getLogger(__name__)

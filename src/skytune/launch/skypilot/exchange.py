@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ...common.background import Pending
 from ...config import Preempted
 from ...job import JobDir
 from .passing import INPUTS, Passing
 from .upload import stage_inputs
-from .waiting import Pending
 
 log = logging.getLogger(__name__)
 

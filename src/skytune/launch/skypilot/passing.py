@@ -8,7 +8,6 @@ Machines name what they need by its hash (`inputs.json` in the job directory) an
 left its results where the same command finds them. Without such a store all goes by rsync (`cluster`).
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...common.files import sha256
 from ...config import RunConfig, UserError
 from ...job import JobDir, read_json, write_json
 from ...training.checkpoint.opening import open_backend
@@ -94,11 +94,11 @@ class Passing:
 
         def fetch(file: File) -> int:
             target = job.inputs / file["path"]
-            if target.is_file() and target.stat().st_size == file["size"] and _hash(target) == file["sha256"]:
+            if target.is_file() and target.stat().st_size == file["size"] and sha256(target) == file["sha256"]:
                 return 0
             target.parent.mkdir(parents=True, exist_ok=True)
             self._get(f".inputs/{file['sha256']}", target)
-            if _hash(target) != file["sha256"]:
+            if sha256(target) != file["sha256"]:
                 target.unlink()
                 raise UserError(f"{self.url}/.inputs/{file['sha256']}: is damaged; delete it and run the command again")
             return int(file["size"])
@@ -205,15 +205,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def _described(path: Path, root: Path) -> File:
-    return {"path": path.relative_to(root).as_posix(), "sha256": _hash(path), "size": path.stat().st_size}
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    return {"path": path.relative_to(root).as_posix(), "sha256": sha256(path), "size": path.stat().st_size}
 
 
 def _together(function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:

@@ -7,10 +7,10 @@ import re
 import urllib.request
 from typing import Any
 
+from ...common.background import Pending
 from ...config import NotReachable, Preempted, UserError
 from ...config.installing import add_extra
 from ...job import JobDir
-from .waiting import Pending
 
 log = logging.getLogger(__name__)
 

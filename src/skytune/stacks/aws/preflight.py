@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ...common.background import Late, Pending
 from ...config import UserError
 from .. import skypilot
 from ..checks import Finding, Level
-from ..later import Late, Later
 from . import bucket, catalog, images, prices, role
 from .account import Account, code, spoken
 from .names import Names
@@ -73,12 +73,12 @@ def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: b
     for service in ("ec2", "s3", "iam", "ecr", "service-quotas"):
         account.client(service)  # here: made in threads they would wait for each other
     yield Finding(Level.ok, "identity", f"account {account.id}, {account.arn.split(':', 5)[5]}")
-    wanted: Later[Asked | None] = Later(lambda: Asked(account, machine) if asked else None)
-    known = Later(lambda: (quotas(account), in_use(account)))
+    wanted: Pending[Asked | None] = Pending(lambda: Asked(account, machine) if asked else None)
+    known = Pending(lambda: (quotas(account), in_use(account)))
 
     def given() -> Asked | None:
         try:
-            return wanted.by(until)
+            return wanted.wait(seconds=until - time.monotonic())
         except Exception as error:
             raise Skipped from error
 
@@ -87,18 +87,18 @@ def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: b
 
     checks: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("region", lambda: [region(account)]),
-        ("machine", lambda: [size(wanted.by(until))]),
-        ("quota", lambda: quota(account, given(), *known.by(until))),
+        ("machine", lambda: [size(wanted.wait(seconds=until - time.monotonic()))]),
+        ("quota", lambda: quota(account, given(), *known.wait(seconds=until - time.monotonic()))),
         ("price", lambda: price(account, given(), machine.get("max_hourly_usd"))),
         ("image", lambda: [image(given())]),
         ("bucket", lambda: [store(account, names)]),
         ("role", lambda: [identity_of_machines(account, names)]),
         ("skypilot", lambda: [skypilot.versions()]),
     ]
-    for name, answer in [(name, Later(check)) for name, check in checks]:
+    for name, answer in [(name, Pending(check)) for name, check in checks]:
         try:
             with spoken(names.stack):
-                yield from answer.by(until)
+                yield from answer.wait(seconds=until - time.monotonic())
         except Skipped:
             continue
         except Late:
@@ -210,9 +210,9 @@ def identity_of_machines(account: Account, names: Names) -> Finding:
 
 def _full_price(account: Account, instance_type: str) -> tuple[float | None, str]:
     """Return the price on demand and, where it is not AWS's own, the source."""
-    asked = Later(lambda: prices.on_demand(account, instance_type))
+    asked = Pending(lambda: prices.on_demand(account, instance_type))
     try:
-        found = asked.by(time.monotonic() + PRICE_SECONDS)
+        found = asked.wait(seconds=PRICE_SECONDS)
     except Late:
         found = None
     if found is not None:

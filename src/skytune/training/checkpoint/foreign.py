@@ -4,13 +4,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ...common.mappings import flatten
 from ...config import UserError
 from .manifest import Manifest
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     """Return what differs between two nested dicts, one `a.b: X there, Y here` a value, in the order of the keys."""
-    mine, theirs = _flat(json.loads(json.dumps(here))), _flat(there)
+    mine, theirs = flatten(json.loads(json.dumps(here))), flatten(there)
     return [
         f"{key}: {_say(theirs, key)} there, {_say(mine, key)} here"
         for key in sorted(mine.keys() | theirs.keys())
@@ -28,16 +29,6 @@ def refuse_foreign(manifest: Manifest, decisive: Mapping[str, Any], where: str) 
     if found:
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise UserError(f"resume={where}: is of another run, {manifest.run_key}: {'; '.join(found[:3])}{more}")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found.update(_flat(value, f"{prefix}{key}."))
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _say(values: Mapping[str, Any], key: str) -> str:

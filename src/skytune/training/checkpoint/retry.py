@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ...common.files import is_disk_full
 from ...config import NotReachable, UserError
 
 T = TypeVar("T")
@@ -162,20 +163,11 @@ def explain(error: BaseException, where: str, what: str) -> UserError:
         reason = "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN to one that may write"
     elif isinstance(error, PermissionError) or 403 in statuses:
         reason = f"no permission for {what}: {one_line(error)}"
-    elif any(map(_full, chain)):
+    elif is_disk_full(error):
         kind, reason = UserError, f"{what} failed: no space is left there; make room, or use another store"
     elif isinstance(error, OSError) and error.errno == errno.EROFS:
         kind, reason = UserError, "is read-only; use another store"
     return kind(f"{where}: {reason}")
-
-
-def _full(error: BaseException) -> bool:
-    """Return whether a disk is full; safetensors has its own error for everything, which gives the number in words."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return type(error).__name__ == "SafetensorError" and any(
-        f"os error {number})" in str(error) for number in (errno.ENOSPC, errno.EDQUOT)
-    )
 
 
 def missing_bucket(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...common.files import sha256
 from ...config import UserError
 from . import manifest as manifests
 from .manifest import FileEntry, Manifest, step_name
@@ -103,9 +104,7 @@ class Stage:
 
 def hash_file(path: Path) -> FileEntry:
     """Return size and SHA-256 of a file on this machine."""
-    with path.open("rb") as file:
-        sha = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileEntry(size=path.stat().st_size, sha256=sha)
+    return FileEntry(size=path.stat().st_size, sha256=sha256(path))
 
 
 def hash_blocks(blocks: Iterable[bytes], target: Path | None = None) -> FileEntry:
