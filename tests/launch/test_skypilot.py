@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skytune.common.background import Late, Pending
 from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.nodes import Nodes, node_addresses
@@ -33,7 +34,6 @@ from skytune.launch.skypilot.machine import processes, resources
 from skytune.launch.skypilot.node import check_gpus
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
-from skytune.common.background import Late, Pending
 from skytune.launch.skypilot.words import explained, reasons, telling
 from skytune.report.cost import cost_of
 from skytune.training.preemption import FLAG_FILE

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from skytune.common.background import Pending
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, cluster, ending, launcher
 from skytune.launch.skypilot.choosing import Plan
 from skytune.launch.skypilot.passing import Passing
-from skytune.common.background import Pending
 
 exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..training.peers import processes
+from ..common.processes import processes
 
 KILLED = 5.0
 """Seconds that the kernel may take to end what was killed."""

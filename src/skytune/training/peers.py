@@ -10,38 +10,10 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+
+from ..common.processes import processes
 
 log = logging.getLogger(__name__)
-
-
-class Process(NamedTuple):
-    """What the kernel says of a process."""
-
-    pid: int
-    state: str
-    parent: int
-    group: int
-    session: int
-
-    @property
-    def runs(self) -> bool:
-        """Whether it does: a zombie does not, and nobody may ever collect it (in a container without an init)."""
-        return self.state not in "ZX"
-
-
-def processes() -> list[Process]:
-    """Return all processes of this machine; [] on a system without /proc."""
-    found = []
-    for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
-        if entry.name.isdigit():
-            try:
-                with open(f"/proc/{entry.name}/stat", encoding="utf-8", errors="replace") as file:
-                    fields = file.read().rpartition(")")[2].split()  # the name before may hold anything
-            except OSError:
-                continue  # it ended just now
-            found.append(Process(int(entry.name), fields[0], *(int(field) for field in fields[1:4])))
-    return found
 
 
 class Peers:

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 from ..common.files import is_disk_full
+from ..common.processes import alive
 from ..config import UserError
 from ..config.scrubbing import guard_logs, scrub
 from ..config.targets import import_plugins
@@ -159,26 +160,11 @@ def _watch_launcher() -> None:
         return
 
     def watch() -> None:
-        while True:
-            try:
-                os.kill(int(launcher), 0)
-            except ProcessLookupError:
-                os._exit(1)
-            except PermissionError:
-                pass
-            if _is_zombie(launcher) or os.getppid() != parent:
-                os._exit(1)
+        while alive(int(launcher)) and os.getppid() == parent:
             time.sleep(1)
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="launcher-watch").start()
-
-
-def _is_zombie(process: str) -> bool:
-    """Whether a process is dead and waits to be collected (Linux; False elsewhere)."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

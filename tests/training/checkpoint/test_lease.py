@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from skytune.common.processes import machine, started
 from skytune.config import UserError
 from skytune.training.checkpoint.lease import LeaseHeld, Owner, acquire
-from skytune.training.checkpoint.process import machine, started
 
 everywhere = pytest.mark.parametrize("url", ["file", "memory", "s3"], indirect=True)
 

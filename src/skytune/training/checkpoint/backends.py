@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...common.processes import alive, machine
 from . import manifest as manifests
-from .process import alive, machine
 
 BLOCK = 8 * 2**20
 """Bytes read at once."""

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...common.processes import alive, machine, started
 from ...config import NotReachable, UserError
 from .backends import S3Backend
 from .manifest import LEASE
-from .process import alive, machine, started
 from .retry import causes, http_status
 from .store import Store
 
