@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 
 from skytune.training.checkpoint.optimizer import flatten_optimizer
-from skytune.training.checkpoint.reading import load_tensors
+from skytune.training.checkpoint.shards import load_tensors
 from skytune.training.checkpoint.store import Store
 from skytune.training.checkpoint.writer import Saved, Writer
 

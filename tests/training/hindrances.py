@@ -55,7 +55,7 @@ class Clogged:
     def on_run_start(self, run: Any) -> None:
         if run.world.rank != self.rank:
             return
-        from skytune.training.checkpoint.stage import Stage
+        from skytune.training.checkpoint.store import Stage
 
         put, seconds = Stage.put, self.seconds
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from skytune.config import BatchConfig, Precision, RunConfig
-from skytune.training import flops
+from skytune.training import results
 from skytune.training.order import SampleOrder
 from skytune.training.results import padding_share
 from skytune.training.strategy.replicated import DataParallel, Threads
@@ -51,7 +51,7 @@ def test_dp_computes_on_all_its_devices(monkeypatch: pytest.MonkeyPatch) -> None
     assert strategy.devices == 1
     strategy.module = Threads(torch.nn.Linear(1, 1), gpus=2)
     assert strategy.devices == 2
-    monkeypatch.setattr(flops, "peak", lambda device, precision: 100.0)
+    monkeypatch.setattr(results, "peak", lambda device, precision: 100.0)
     run: Any = SimpleNamespace(train_seconds=1.0, world=world, flops=100.0, data_seconds=0.0, skipped=0)
     run.devices = strategy.devices
-    assert flops.efficiency(run)["mfu"] == 0.5
+    assert results.efficiency(run)["mfu"] == 0.5

@@ -16,12 +16,11 @@ from typing import Any
 from .. import models
 from ..config import ConfigError, RunConfig, UserError, from_dict
 from ..config.folders import home
-from ..training.checkpoint.foreign import differences
 from ..training.checkpoint.manifest import step_name
 from ..training.checkpoint.opening import Place, locate
 from ..training.checkpoint.recipe import Recipe, fetch_start, read_recipe
+from ..training.checkpoint.resume import differences, is_finished
 from ..training.checkpoint.store import Store
-from ..training.resuming import is_finished
 from .runs import RunFolder, decisive
 
 log = logging.getLogger(__name__)

@@ -1,25 +1,30 @@
-"""Checkpoints of a run: when they are saved, what becomes of saves, and how a run goes on from one."""
+"""Checkpoints of a run: when they are saved, what becomes of saves, how a run goes on from one, and which one has the
+weights that it hands on."""
 
 import logging
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import OnFailure, RunConfig, UserError
+from ..config import NotReachable, OnFailure, RunConfig, UserError
 from .callbacks import Callback, Run
 from .checkpoint.lease import Lease, acquire
+from .checkpoint.resume import Chosen, choose, mark_finished
 from .checkpoint.retry import Retry
 from .checkpoint.shard_writer import Board, ShardWriter
-from .checkpoint.spreading import fetch_everywhere, refuse_unshared
-from .checkpoint.store import Store
+from .checkpoint.shards import open_tensors
+from .checkpoint.spreading import fetch, fetch_everywhere, refuse_unshared
+from .checkpoint.store import Found, Store
 from .checkpoint.writer import Event, Failed, Writer
-from .resuming import Chosen, choose, mark_finished
 from .snapshot import Snapshot
 from .together import main_does
 
 if TYPE_CHECKING:
+    import torch
+
     from .devices import World
 
 log = logging.getLogger(__name__)
@@ -54,6 +59,7 @@ class Checkpoints(Callback):
         self.writer: Writer | None = None
         self.lease: Lease | None = None
         self.failure = ""
+        self.fetched: Found | None = None
         self.saved_at = time.monotonic()
         self.saved_step = -1
         self.prepared = False
@@ -245,6 +251,36 @@ class Checkpoints(Callback):
                 self.store.clear()
         except UserError as error:  # the results are there
             log.warning("the checkpoints are left as if this run were not finished: %s", error)
+
+    def best_step(self, present: int) -> int | None:
+        """Return the step whose weights are to be handed on where that is not the `present` one; the same on every
+        process (collective). Where the best ones cannot be had, that is told, and the next best are taken."""
+        if not self.snapshot.best.keep:
+            return None
+        step = main_does(self.world, lambda: self._obtainable(present))
+        return step if step != present else None
+
+    def _obtainable(self, present: int) -> int:
+        """Return the best step whose weights can be had (rank 0)."""
+        best = self.snapshot.best
+        while best.best is not None and (step := best.best["step"]) != present:
+            try:
+                self.fetched = fetch(self.store, step, self.cache)
+                return int(step)
+            except UserError as error:
+                self.failure = f"the best weights, of step {step}, cannot be handed on: {error}"
+                log.warning("BEST WEIGHTS LOST: %s", self.failure)
+                # A store that is away is not asked for the next best, too.
+                others = best.steps[1:] if isinstance(error, NotReachable) else [step]
+                for other in {step, *others} - {present}:
+                    best.forget(other)
+        return present
+
+    def best_weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
+        """Return the weights that one checkpoint hands on: the averaged ones where there are any (collective)."""
+        found = fetch_everywhere(self.world, self.store, step, self.cache, self.fetched)
+        model = open_tensors(found, "model")
+        return model if self.snapshot.ema is None else model.under(open_tensors(found, "ema"))
 
     def close(self) -> None:
         """Give the lease back."""

@@ -9,16 +9,13 @@ a second time: MFU is about useful arithmetic.
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..config import Precision
 from .strategy.blocks import find_blocks
-
-if TYPE_CHECKING:
-    from .callbacks import Run
 
 
 @dataclass(frozen=True)
@@ -110,17 +107,3 @@ def utilization(flops: float, seconds: float, devices: int, of: float | None) ->
     if not flops or of is None or seconds <= 0:
         return None
     return flops / seconds / devices / of
-
-
-def efficiency(run: "Run") -> dict[str, Any]:
-    """Return how well the devices were used so far: for `result.json`."""
-    seconds, world = run.train_seconds, run.world
-    of = peak(world.describe(), world.precision)
-    share = utilization(run.flops, seconds, run.devices or world.size, of)
-    return {
-        "train_flops": run.flops or None,
-        "peak_flops": of,
-        "mfu": None if share is None else round(share, 4),
-        "data_wait_share": round(run.data_seconds / seconds, 4) if seconds > 0 else None,
-        "skipped_steps": run.skipped,
-    }

@@ -9,7 +9,7 @@ from typing import Any
 from .callbacks import Callbacks, Run
 from .checkpointing import Checkpoints
 from .compiling import WIDTH
-from .flops import efficiency
+from .flops import peak, utilization
 from .order import SampleOrder, micro_batches
 from .recording import BestWeights
 from .steps import Steps
@@ -97,3 +97,17 @@ def padding_share(order: SampleOrder, run: Run) -> float:
                 width = -(-int(order.lengths[micro.rows].max()) // multiple) * multiple
                 computed += len(micro.rows) * min(width, longest)
     return round(1 - real / max(computed, 1), 4)
+
+
+def efficiency(run: Run) -> dict[str, Any]:
+    """Return how well the devices were used so far: for `result.json`."""
+    seconds, world = run.train_seconds, run.world
+    of = peak(world.describe(), world.precision)
+    share = utilization(run.flops, seconds, run.devices or world.size, of)
+    return {
+        "train_flops": run.flops or None,
+        "peak_flops": of,
+        "mfu": None if share is None else round(share, 4),
+        "data_wait_share": round(run.data_seconds / seconds, 4) if seconds > 0 else None,
+        "skipped_steps": run.skipped,
+    }

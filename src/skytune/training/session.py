@@ -17,6 +17,7 @@ from ..config.tracking import refuse_missing_trackers
 from ..data.batches import TokenTable
 from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
+from .checkpoint.recipe import refuse_empty_start, remember
 from .checkpointing import Checkpoints
 from .compiling import WIDTH, bounded
 from .devices import World, join
@@ -25,7 +26,6 @@ from .ema import Ema
 from .export import refuse_partial, shapes_of
 from .fast.opening import open_steps
 from .flops import Work, work_of
-from .handing_on import HandingOn
 from .inputs import check_vocabulary, labels_of, open_model, open_tables
 from .loop import total_steps, train
 from .memory import AtOnce, explained, micro_batch
@@ -37,7 +37,6 @@ from .preemption import FLAG_FILE, Notice
 from .profiler import Profiler
 from .progress import Progress
 from .recording import BestWeights, History
-from .remembering import refuse_empty_start, remember
 from .results import Phases, Trained
 from .snapshot import Snapshot
 from .strategy import Strategy, build_strategy
@@ -184,8 +183,8 @@ def _train(
     if run.preempted:
         reason = notice.reason or "another process was"
         log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
-    elif (step := (handing_on := HandingOn(checkpoints)).wanted(run.step)) is not None:
-        strategy.load(handing_on.weights(step))
+    elif (step := checkpoints.best_step(run.step)) is not None:
+        strategy.load(checkpoints.best_weights(step))
     elif ema is not None:
         ema.hand_on()
     return Trained(run, order, callbacks, checkpoints, best, steps)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .callbacks import Callbacks, Run
-from .checkpoint.copies import Tensors
-from .checkpoint.reading import load_document, open_tensors
+from .checkpoint.shards import load_document, open_tensors
 from .checkpoint.store import Found
+from .checkpoint.writer import Tensors
 from .ema import Ema
 from .recording import BestWeights, History
 

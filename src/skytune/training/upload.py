@@ -8,7 +8,7 @@ from pathlib import Path
 from ..config import UploadConfig, UserError
 from ..config.secrets import reveal
 from .callbacks import Callback, Run
-from .checkpoint.patience import LIBRARY, be_patient
+from .checkpoint.hub import LIBRARY, be_patient
 from .checkpoint.retry import Retry, explain
 
 log = logging.getLogger(__name__)

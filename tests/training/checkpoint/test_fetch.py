@@ -12,7 +12,8 @@ import pytest
 
 from skytune.config import UserError
 from skytune.training.checkpoint.manifest import step_name
-from skytune.training.checkpoint.reading import fetch, load_document
+from skytune.training.checkpoint.shards import load_document
+from skytune.training.checkpoint.spreading import fetch
 from skytune.training.checkpoint.store import Found, Store
 
 FILES = {"model.safetensors": bytes(range(256)) * 4000, "optimizer.json": b'{"lr": 0.5}'}

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from skytune.config import NotReachable, UserError
-from skytune.training.checkpoint import patience
+from skytune.training.checkpoint import hub as hub_module
 from skytune.training.checkpoint.hub import HubBackend
 from skytune.training.checkpoint.lease import LeaseHeld, acquire
 from skytune.training.checkpoint.opening import runs
 from skytune.training.checkpoint.retry import Retry
-from skytune.training.checkpoint.rotation import rotate
-from skytune.training.checkpoint.store import Store
+from skytune.training.checkpoint.store import Store, rotate
 
 FAST = Retry(deadline_seconds=1, first_seconds=0.02, longest_seconds=0.1)
 
@@ -27,7 +26,7 @@ def hub(start_hub: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(patience, "seconds", 60.0)
+    monkeypatch.setattr(hub_module, "_patience", 60.0)
     server = start_hub()
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
@@ -200,22 +199,17 @@ def test_a_hub_that_falls_silent_counts_as_away(hub, silent, kind, tmp_path, cap
     assert store.newest().manifest.step == 2
 
 
-def test_other_requests_are_left_as_they_are(hub, tmp_path, monkeypatch):
-    """Downloads of models and data sets: their timeouts, and a client that a person has made."""
-    from huggingface_hub import HfApi, set_client_factory
-    from huggingface_hub.utils import _http, get_session
+def test_other_requests_are_left_as_they_are(hub):
+    """Downloads of models and data sets: no timeouts, and the request ids that the client gives them."""
+    from huggingface_hub import HfApi, close_session, get_session
 
-    before = _http._GLOBAL_CLIENT_FACTORY
-    made = []
-    set_client_factory(lambda: made.append(_http.default_client_factory()) or made[-1])
-    try:
-        store = Store(HubBackend.open("hf://me/run-store", 0.3), "run-1", BRIEF)
-        HubBackend.open("hf://me/other", 0.3)
-        store.write(1, {"model.safetensors": bytes(100)})
-        assert len(made) == 1 and get_session() is made[0] and made[0].timeout.read is None
+    store = Store(HubBackend.open("hf://me/run-store", 0.3), "run-1", BRIEF)
+    HubBackend.open("hf://me/other", 0.3)
+    store.write(1, {"model.safetensors": bytes(100)})
+    for _ in range(2):
+        assert get_session().timeout.read is None and get_session().event_hooks["request"]
         hub.fault = lambda method, path: time.sleep(1.0)
         assert HfApi(endpoint=hub.url, token="hf_right").repo_info("me/run-store").sha
         with pytest.raises(NotReachable):
             store.steps()
-    finally:
-        set_client_factory(before)
+        close_session()  # as the library does where a connection fails

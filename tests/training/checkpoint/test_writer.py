@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from skytune.config import UserError
-from skytune.training.checkpoint.reading import load_document, load_tensors
 from skytune.training.checkpoint.retry import Retry
+from skytune.training.checkpoint.shards import load_document, load_tensors
 from skytune.training.checkpoint.store import Store
 from skytune.training.checkpoint.writer import Failed, Saved, Writer
 

@@ -7,7 +7,7 @@ someone squashes it (`HfApi.super_squash_history`).
 
 import os
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,56 @@ from ...config import UserError
 from ...config.installing import add_extra
 from . import manifest as manifests
 from .backends import BLOCK, Backend
-from .patience import LIBRARY, be_patient
+
+LIBRARY = "skytune-checkpoints"
+"""Name by which a store's requests are known, in their `user-agent`."""
+
+_patience = 60.0
+"""Seconds that a store's request may stand still: the shortest that was asked for in this process."""
+
+
+def be_patient(seconds: float) -> None:
+    """Let a store's requests to the Hub end after so many seconds without any progress. May be called again.
+
+    huggingface_hub's own wait for an answer without end, and it tries some failures again five times by itself. A
+    store's must end when nothing moves, so that `Retry` alone decides how long a store that is away is tried. All other
+    requests, downloads of models and data sets above all, are left as they are.
+    """
+    global _patience
+    _patience = min(_patience, seconds)
+    _set_client()
+
+
+@cache
+def _set_client() -> None:
+    # hf_xet takes the content of large files there: it shall try a request twice, not five times, before `Retry` has
+    # its turn (it does not send again what has arrived). Its timeouts stay: they count from a request's begin.
+    os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
+    import httpx
+    from huggingface_hub import get_session, set_client_factory
+
+    class StoodStill(httpx.TransportError):
+        """None of the kinds that huggingface_hub tries again by itself."""
+
+    class Client(httpx.Client):
+        def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+            # The content of a large file goes to an address that the Hub gave for it, without headers: only uploads do.
+            if LIBRARY not in request.headers.get("user-agent", "") and request.method != "PUT":
+                return super().send(request, **options)
+            bounds = request.extensions.get("timeout") or {}
+            names = ("connect", "read", "write", "pool")
+            wanted = {name: _patience if bounds.get(name) is None else bounds[name] for name in names}
+            request.extensions = {**request.extensions, "timeout": wanted}
+            try:
+                return super().send(request, **options)
+            except httpx.TimeoutException as error:
+                what = f"{request.method} {request.url.copy_with(query=None)}"
+                raise StoodStill(f"no progress for {_patience:.0f} s: {what}", request=request) from error
+            except httpx.NetworkError as error:
+                raise StoodStill(str(error) or type(error).__name__, request=request) from error
+
+    hooks = get_session().event_hooks  # huggingface_hub's own, or those of a client that a person has made
+    set_client_factory(lambda: Client(event_hooks=hooks, follow_redirects=True, timeout=None))
 
 
 class HubBackend(Backend):

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
 from .backends import S3Backend
-from .copies import Tensors
 from .local import LocalBackend
 from .manifest import FileEntry, Manifest, step_name
 from .optimizer import join_states, state_names
 from .shards import INDEX, file_name, index_of, join_indexes, pieces
 from .store import Store
-from .writer import Writer, _Save, saver
+from .writer import Tensors, Writer, _Save, saver
 
 if TYPE_CHECKING:
     import torch

@@ -5,6 +5,7 @@ reading a whole tensor, or any region of it, from however many pieces it was sav
     model.index.json                        {"model": {name: {"shape", "pieces": [{"file", "offset", "shape"}]}}}
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
+from .store import Found
 
 if TYPE_CHECKING:
     import torch
@@ -211,3 +213,29 @@ def region(stored: "Mapping[str, torch.Tensor]", name: str, piece: Piece) -> "to
         return stored.region(name, piece.offset, extent)
     cut = tuple(slice(begin, begin + length) for begin, length in zip(piece.offset, extent, strict=True))
     return stored[name][cut] if cut else stored[name]
+
+
+def open_tensors(found: Found, name: str) -> Stored:
+    """Return the tensors of `<name>`, read as they are asked for, whether one file holds them or one a process."""
+    if f"{name}.safetensors" in found.files:
+        return Stored.whole(found.files[f"{name}.safetensors"])
+    index = load_document(found, INDEX) if f"{INDEX}.json" in found.files else {}
+    if name not in index:
+        raise UserError(f"{found.location}: holds no {name}.safetensors")
+    return Stored(found.files, index[name])
+
+
+def load_tensors(found: Found, name: str) -> dict[str, "torch.Tensor"]:
+    """Return all tensors of `<name>`, whole, on the CPU."""
+    return dict(open_tensors(found, name))
+
+
+def load_document(found: Found, name: str) -> Any:
+    """Return the content of `<name>.json`."""
+    return json.loads(_file(found, f"{name}.json").read_bytes())
+
+
+def _file(found: Found, name: str) -> Path:
+    if name not in found.files:
+        raise UserError(f"{found.location}: holds no {name}")
+    return found.files[name]

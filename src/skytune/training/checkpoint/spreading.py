@@ -3,6 +3,7 @@
 Rank 0 reads it there and sends its files through the process group; one process of every such machine writes them down.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from ...config import UserError
 from ..together import all_do, main_does
 from . import manifest as manifests
 from .manifest import step_name
-from .reading import fetch
 from .store import Found, Store
 
 if TYPE_CHECKING:
@@ -29,6 +29,28 @@ CHUNK = 16 << 20
 def several_machines(world: "World") -> bool:
     """Whether the processes run on more than one machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size
+
+
+def fetch(store: Store, step: int, folder: Path) -> Found:
+    """Return one checkpoint with its files on this machine: where they lie, or in `folder` (a subfolder of its step).
+
+    All processes of a machine may ask at once and for the same folder: the first one reads what is missing from the
+    store, the others wait for it and then check the files for themselves.
+
+    Raises:
+        UserError: the checkpoint is not there, or not valid.
+    """
+    if store.backend.local("") is not None:
+        return store.get(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError:
+            pass  # a file system without locks: every process reads for itself, and files appear as a whole
+        return store.get(step, into=folder, reuse=True)
 
 
 def fetch_everywhere(world: "World", store: Store, step: int, folder: Path, mine: Found | None = None) -> Found:

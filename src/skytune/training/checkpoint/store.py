@@ -1,18 +1,26 @@
-"""A run's checkpoints in a store: list, write, find the newest valid one. Tries again what passes by itself.
+"""A run's checkpoints in a store: list, write, find the newest valid one, delete old ones. Tries again what passes by
+itself.
 
 <store>/<run key>/step-00001200/model.safetensors ... manifest.json
 <store>/<run key>/completed.json    the last completed step: a run that lost everything never starts at 0 in silence
 <store>/<run key>/lease.json        who may write (see `lease`)
 """
 
+import hashlib
 import json
+import os
 import re
+import shutil
+import tempfile
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...common.files import sha256
 from ...config import UserError
 from . import manifest as manifests
 from .backends import Backend
@@ -20,9 +28,11 @@ from .local import LocalBackend
 from .manifest import COMPLETED, Choice, FileEntry, Manifest, Verdict, step_name
 from .opening import open_backend
 from .retry import Retry, explain, missing_bucket
-from .stage import Source, Stage, hash_blocks, hash_file
 
 T = TypeVar("T")
+
+Source = bytes | Callable[[Path], None]
+"""Content of a file: bytes, or a function that writes it at a path on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,3 +262,142 @@ class Store:
                 files[name] = path
         where = f"{self.location}/{step_name(step)}"
         return Found(manifest=choice.manifest, location=where, skipped=choice.skipped, files=files)
+
+
+class Stage:
+    """A checkpoint while it is written; as a context it cleans up after itself, whatever happened.
+
+    Where the same step lies there already, whole and with the same files (a save on a signal right after a resume),
+    only its manifest is replaced: a process that dies meanwhile loses nothing. Before every change the store's `guard`
+    is asked: a process that was frozen while another one took the run over must not mix its files into the other's.
+    """
+
+    def __init__(self, store: "Store", step: int, token: str | None = None, main: bool = True) -> None:
+        if token is not None and not store.backend.shared:
+            raise UserError(
+                f"{store.location}: one commit is one process's, so {step_name(step)} cannot be written by several "
+                "processes together; use another checkpoint.store (a folder or s3://)"
+            )
+        self.store, self.step, self.main = store, step, main
+        self.folder = f"{store.run_key}/{step_name(step)}"
+        there = store.check(step, content=False)
+        whole = there.manifest is not None and not there.problems and step not in store.broken
+        self.there = there.manifest.files if there.manifest is not None and whole else {}
+        self.changed = False
+        name = token or f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.workspace = store.attempt(
+            lambda: store.backend.workspace(self.folder, name), f"beginning {step_name(step)}"
+        )
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.main:  # the folder of several processes is that of the one which finishes
+            shutil.rmtree(self.workspace, ignore_errors=True)
+
+    def put(self, name: str, source: Source) -> FileEntry:
+        """Write one file and return its size and hash."""
+        store, path = self.store, self.workspace / name
+        what = f"writing {step_name(self.step)}/{name}"
+        try:
+            if isinstance(source, bytes):
+                path.write_bytes(source)
+            else:
+                source(path)
+            entry = hash_file(path)
+        except Exception as error:
+            way = "" if store.backend.local(self.folder) else f" (on its way, in {self.workspace.parent})"
+            raise explain(error, f"{store.location}{way}", what) from error
+        if self.there.get(name) == entry:
+            return entry
+        store.guard(False)
+        if not self.changed:
+            self.changed = True
+            store.attempt(lambda: store.backend.unfinish(self.folder), what)
+        store.attempt(lambda: store.backend.put(self.folder, name, path), what)
+        return entry
+
+    def commit(
+        self,
+        files: Mapping[str, FileEntry],
+        *,
+        state: Mapping[str, Any] | None = None,
+        decisive: Mapping[str, Any] | None = None,
+        world_size: int = 1,
+    ) -> Manifest:
+        """Finish with the manifest of all files (those of other processes too)."""
+        store, backend = self.store, self.store.backend
+        manifest = manifests.build(
+            store.run_key, self.step, files, created=time.time(), world_size=world_size, state=state, decisive=decisive
+        )
+        data, done = manifests.serialise(manifest), json.dumps({"step": self.step}).encode()
+        what = f"finishing {step_name(self.step)}"
+        store.guard(True)
+        if manifest.files == self.there:
+            store.attempt(lambda: backend.write(f"{self.folder}/{manifests.NAME}", data), what)
+        else:
+            store.attempt(lambda: backend.commit(self.folder, self.workspace, data, done), what)
+        store.broken.discard(self.step)
+        return manifest
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Return size and SHA-256 of a file on this machine."""
+    return FileEntry(size=path.stat().st_size, sha256=sha256(path))
+
+
+def hash_blocks(blocks: Iterable[bytes], target: Path | None = None) -> FileEntry:
+    """Return size and SHA-256 of what comes in blocks, and write it to `target` on the way.
+
+    The file appears as a whole: another process of this machine may be reading the one that it replaces.
+    """
+    size, sha = 0, hashlib.sha256()
+    if target is None:
+        for block in blocks:
+            size += len(block)
+            sha.update(block)
+        return FileEntry(size=size, sha256=sha.hexdigest())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as file:
+        try:
+            for block in blocks:
+                size += len(block)
+                sha.update(block)
+                file.write(block)
+            file.flush()
+            os.replace(file.name, target)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    return FileEntry(size=size, sha256=sha.hexdigest())
+
+
+def rotate(store: Store, keep: int, *, newest: int | None = None, best: Sequence[int] = ()) -> list[int]:
+    """Delete old checkpoints beyond the `keep` newest complete ones; return their steps.
+
+    Never deleted: the best one that is complete, `newest`, and anything of a later step (another machine's, or of a
+    time line that this run went back from).
+
+    Args:
+        keep: at least 1.
+        newest: step of the one that is known to be valid, normally the one just written; found by reading where it is
+            not given.
+        best: steps from the best metric on: the save of the very best one may have failed.
+    """
+    assert keep >= 1, keep
+    if newest is None:
+        found = store.newest()
+        if found is None:
+            return []
+        newest = found.manifest.step
+    kept, deleted, steps = 1, [], store.steps()
+    complete = cache(lambda step: step not in store.broken and not store.check(step, content=False).problems)
+    wanted = next((step for step in best if step == newest or (step in steps and complete(step))), None)
+    for step in reversed([step for step in steps if step < newest]):
+        if kept < keep and complete(step):
+            kept += 1
+        elif step != wanted:  # a broken one goes too: a newer one is valid
+            store.delete(step)
+            deleted.append(step)
+    return sorted(deleted)

@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
-from .copies import Copies, Tensors
 from .manifest import Manifest, step_name
-from .rotation import rotate
-from .stage import Source
-from .store import Store
+from .store import Source, Store, rotate
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +28,9 @@ if TYPE_CHECKING:
     from .lease import Lease
 
 log = logging.getLogger(__name__)
+
+Tensors = Mapping[str, Mapping[str, "torch.Tensor"]]
+"""Tensors by name, by the file that takes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +257,50 @@ class Writer:
             rotated=tuple(rotated),
             warning=warning,
         )
+
+
+class Copies:
+    """Buffers on the host, made once: page-locked for a GPU's tensors, which are fast to copy to and slow to make."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], torch.Tensor] = {}
+
+    def prepare(self, tensors: Tensors) -> None:
+        """Make the buffers that `take` will fill."""
+        for file, named in tensors.items():
+            for name, tensor in named.items():
+                self._buffer((file, name), tensor)
+
+    def take(self, tensors: Tensors) -> dict[str, dict[str, "torch.Tensor"]]:
+        """Copy; the copies are good until the next call.
+
+        Every tensor gets memory of its own, which tied weights in a safetensors file need.
+        """
+        import torch
+
+        copied: dict[str, dict[str, torch.Tensor]] = {}
+        devices: set[torch.device] = set()
+        for file, named in tensors.items():
+            copied[file] = {}
+            for name, tensor in named.items():
+                copied[file][name] = self._buffer((file, name), tensor).copy_(tensor.detach(), non_blocking=True)
+                devices.add(tensor.device)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+            elif device.type == "mps":
+                torch.mps.synchronize()
+        return copied
+
+    def _buffer(self, key: tuple[str, str], tensor: "torch.Tensor") -> "torch.Tensor":
+        import torch
+
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            pinned = tensor.device.type == "cuda"
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+            self._buffers[key] = buffer
+        return buffer
 
 
 def saver(tensors: Mapping[str, "torch.Tensor"]) -> Callable[[Path], None]:

@@ -1,16 +1,17 @@
 """Where a run goes on from: which checkpoint of which store, or the start; said in one line before anything is read."""
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError
-from .checkpoint.foreign import refuse_foreign
-from .checkpoint.manifest import step_name
-from .checkpoint.opening import locate
-from .checkpoint.retry import Retry
-from .checkpoint.store import Found, Store
+from ...common.mappings import flatten
+from ...config import UserError
+from .manifest import Manifest, step_name
+from .opening import locate
+from .retry import Retry
+from .store import Found, Store
 
 log = logging.getLogger(__name__)
 
@@ -82,3 +83,32 @@ def mark_finished(store: Store) -> None:
 def _start_anew(store: Store) -> None:
     store.attempt(lambda: store.backend.delete(f"{store.run_key}/{FINISHED}"), f"deleting {FINISHED}")
     store.clear()
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two nested dicts, one `a.b: X there, Y here` a value, in the order of the keys."""
+    mine, theirs = flatten(json.loads(json.dumps(here))), flatten(there)
+    return [
+        f"{key}: {_say(theirs, key)} there, {_say(mine, key)} here"
+        for key in sorted(mine.keys() | theirs.keys())
+        if key not in mine or key not in theirs or mine[key] != theirs[key]
+    ]
+
+
+def refuse_foreign(manifest: Manifest, decisive: Mapping[str, Any], where: str) -> None:
+    """Refuse to continue from a checkpoint that was trained otherwise.
+
+    Raises:
+        UserError: with what differs.
+    """
+    found = differences(decisive, manifest.decisive)
+    if found:
+        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+        raise UserError(f"resume={where}: is of another run, {manifest.run_key}: {'; '.join(found[:3])}{more}")
+
+
+def _say(values: Mapping[str, Any], key: str) -> str:
+    if key not in values:
+        return "nothing"
+    text = json.dumps(values[key], ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}..."
