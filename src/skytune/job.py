@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .config import RunConfig, UserError, from_dict, to_dict
+from .config import RunConfig, UserError, to_dict
 
 SCHEMA = 1
 
@@ -73,6 +73,7 @@ class JobDir:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
+        self._job: Job | None = None
 
     @property
     def inputs(self) -> Path:
@@ -105,6 +106,7 @@ class JobDir:
 
     def write_job(self, job: Job) -> None:
         """Write `job.json`."""
+        self._job = None
         write_json(self.root / "job.json", {"schema": SCHEMA, **to_dict(job)})
 
     def holds(self, job: Job) -> bool:
@@ -125,18 +127,24 @@ class JobDir:
             raise UserError(f"{self.root} is no job directory: job.json is missing")
         return path
 
-    def read_job(self) -> Job:
-        """Read `job.json`.
+    @property
+    def job(self) -> Job:
+        """What `job.json` holds, as this object wrote it or first read it.
 
         Raises:
             UserError: no job there, or one that another version of this package wrote.
         """
+        if self._job is None:
+            self._job = self._read()
+        return self._job
+
+    def _read(self) -> Job:
         path = self.look()
         values = read_json(path)
         schema = values.pop("schema", None)
         if schema != SCHEMA:
             raise UserError(f"{path} has schema {schema}, this version reads {SCHEMA}: run the command again")
-        return Job(**{**values, "config": from_dict(RunConfig, values["config"])})
+        return Job(**{**values, "config": RunConfig.parse(values["config"])})
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write `outputs/result.json` atomically; its presence says that the job ended by itself."""

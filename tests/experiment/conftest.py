@@ -92,7 +92,7 @@ class RecordedLauncher:
     def _leave(self, job: JobDir) -> None:
         from skytune.data.tables import read_split
 
-        written = job.read_job()
+        written = job.job
         labels = np.asarray(read_split(job.inputs / "validation")["labels"])
         right = np.arange(len(labels)) < round(self.accuracy * len(labels))
         said = np.where(right, labels, 1 - labels)

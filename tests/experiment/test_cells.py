@@ -58,7 +58,7 @@ def test_a_key_that_a_later_version_adds_makes_no_other_cell(design: Design, mon
     config = design(factors={"rows": [64]})
     (before,) = cells_of(config)
     monkeypatch.setattr(cells, "to_dict", lambda value: {**to_dict(value), "a_new_key": {"deep": 1}})
-    monkeypatch.setattr(cells, "from_dict", lambda kind, values: from_dict(kind, _without(values)))
+    monkeypatch.setattr(RunConfig, "parse", lambda values: from_dict(RunConfig, _without(values)))
     assert cells_of(config)[0].name == before.name
 
 

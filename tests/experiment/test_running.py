@@ -262,7 +262,7 @@ def test_cells_on_machines_keep_their_checkpoints_in_the_stacks_store(
 
     class Machines(SkyPilotLauncher):
         def run(self, job: Any, compute: Any) -> None:
-            stores.append(job.read_job().config.checkpoint.store)
+            stores.append(job.job.config.checkpoint.store)
             recorded(None).run(job, compute)
 
     def brings(machine: Any) -> Any:

@@ -90,7 +90,7 @@ def node_0(root: Path) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     job = JobDir(root)
     shutil.rmtree(job.outputs, ignore_errors=True)
-    config = job.read_job().config
+    config = job.job.config
     try:
         launcher_of(config).run(job, config.compute)
     except KeyboardInterrupt:

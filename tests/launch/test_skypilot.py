@@ -183,7 +183,7 @@ def test_the_run_script_fails_when_its_command_fails(tmp_path: Path) -> None:
 def test_a_job_that_takes_too_long_is_ended_with_the_reason(tmp_path: Path, run_job: Any) -> None:
     done = run_job(rows=16, validation=8, test=8)
     job = JobDir(tmp_path / "again")
-    held = done.job.read_job()
+    held = done.job.job
     for name in ("inputs",):
         (job.root).mkdir(parents=True)
         os.symlink(done.job.root / name, job.root / name)
@@ -242,13 +242,13 @@ def test_the_users_modules_are_sent_without_what_lies_about(job: JobDir, tmp_pat
     (project / "env3" / "y.py").write_text("")
     (project / "data.bin").write_bytes(bytes(50_000_000))
     (project / ".skyignore").write_text("# not for machines\nnotes/\nold/*.py\n")
-    held = job.read_job()
+    held = job.job
     held.paths, held.config.plugins = [str(project), str(tmp_path / "nowhere")], ["mine"]
     job.write_job(held)
     upload.stage(job, tmp_path / "upload")
     own = tmp_path / "upload" / "own" / "0"
     assert sorted(path.relative_to(own).as_posix() for path in own.rglob("*.*")) == ["helpers/__init__.py", "mine.py"]
-    assert JobDir(tmp_path / "upload" / "job").read_job().paths == ["own/0"]
+    assert JobDir(tmp_path / "upload" / "job").job.paths == ["own/0"]
 
 
 def test_code_that_is_none_is_refused(job: JobDir, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_code_that_is_none_is_refused(job: JobDir, tmp_path: Path) -> None:
     project.mkdir()
     (project / "mine.py").write_text("")
     (project / "vectors.json").write_bytes(bytes(6_000_000))
-    held = job.read_job()
+    held = job.job
     held.paths, held.config.plugins = [str(project)], ["mine"]
     job.write_job(held)
     with pytest.raises(UserError, match=r"vectors\.json \(6\.0 MB\).*\.skyignore"):

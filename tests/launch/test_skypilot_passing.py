@@ -149,7 +149,7 @@ def test_a_machine_fetches_trains_and_leaves_and_the_results_are_found_later(
     run_job: Callable[..., Any], bucket: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = run_job(rows=16, validation=8, test=8)
-    held = done.job.read_job()
+    held = done.job.job
     url = f"s3://{bucket.name}/runs"
     held.config.checkpoint.store, held.fingerprints["code"] = url, "c0de"
     machine, here = JobDir(tmp_path / "machine"), JobDir(tmp_path / "here")

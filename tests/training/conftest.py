@@ -25,7 +25,7 @@ class Here:
         from skytune.training.session import run_job
 
         AcceleratorState._reset_state(reset_partial_state=True)
-        run_job(job, job.read_job(), started=time.time(), asked=1)
+        run_job(job, job.job, started=time.time(), asked=1)
 
 
 @pytest.fixture

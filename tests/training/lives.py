@@ -259,7 +259,7 @@ class Forked:
         from skytune.launch.gpus import processes_wanted
         from skytune.launch.local import failure
 
-        config = job.read_job().config
+        config = job.job.config
         life = self.lives.live(job.root, processes_wanted(compute, config.launch), SKYTUNE_STARTED=repr(time.time()))
         print(life.said, end="")
         if life.code != 0 or job.read_result() is None:

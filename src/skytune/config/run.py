@@ -7,6 +7,7 @@ from typing import Any
 from .benchmark import BenchmarkConfig
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
+from .convert import from_dict
 from .data import DataConfig
 from .errors import ConfigError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig
@@ -153,6 +154,15 @@ class RunConfig:
 
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of your own (`+extra.my_key=1`); they reach callbacks and the report."""
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> "RunConfig":
+        """Return the configuration that plain values hold (the inverse of `to_dict`).
+
+        Raises:
+            ConfigError: one line that names the key and what is allowed.
+        """
+        return from_dict(cls, values)
 
     def __post_init__(self) -> None:
         if self.epochs < 1:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .convert import from_dict, to_dict
+from .convert import to_dict
 from .errors import ConfigError
 from .run import RunConfig
 
@@ -65,7 +65,7 @@ def hide(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: a secret that was typed.
     """
-    return from_dict(RunConfig, _hidden(to_dict(config), "", False))
+    return RunConfig.parse(_hidden(to_dict(config), "", False))
 
 
 def reveal(value: Any) -> Any:

@@ -17,7 +17,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import MarkedYAMLError, YAMLError
 
 from . import accelerate_config
-from .convert import describe, from_dict, to_dict
+from .convert import describe, to_dict
 from .docs import field_type, presets
 from .errors import ConfigError
 from .keys import in_dict, is_plain, takes_group, wants_text, without_dots
@@ -90,7 +90,7 @@ def compose_run(
     for key in emptied:
         empty(values, key)
     refuse_named(values)
-    config = from_dict(RunConfig, values)
+    config = RunConfig.parse(values)
     if config.trust and not trust:
         raise ConfigError("trust=true: give it on the command line, where only you can")
     if base is not None:

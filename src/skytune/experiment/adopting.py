@@ -50,7 +50,7 @@ def _compare(cell: Cell, job: JobDir, result: dict[str, Any]) -> None:
     Raises:
         UserError: by the key that differs.
     """
-    written = job.read_job().config
+    written = job.job.config
     wanted, found = decisive(cell.config), decisive(written)
     for values, config in ((wanted, cell.config), (found, written)):
         values["data"] = {key: value for key, value in to_dict(config.data).items() if key != "seed"}
@@ -80,7 +80,7 @@ def _compare_rows(config: RunConfig, cell: Cell, job: JobDir) -> str:
     prepared = data.prepare(cell.config.data, cell.config.model, config.seed, cell.config.eval.sets)
     trained = {"train": prepared.train, SPLIT: prepared.validation}
     by_hand = {**trained, **prepared.sets, "test": prepared.test}
-    if job.read_job().fingerprints.get("data") not in (data_hash(by_hand), data_hash(trained)):
+    if job.job.fingerprints.get("data") not in (data_hash(by_hand), data_hash(trained)):
         raise UserError(
             f"benchmark.adopt: {job.root} has other rows than the cells of this experiment, whose data are cut by seed "
             f"{config.seed}: run the job with data.seed={config.seed}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import BenchmarkConfig, ConfigError, Held, Pipeline, RunConfig, from_dict, to_dict
+from ..config import BenchmarkConfig, ConfigError, Held, Pipeline, RunConfig, to_dict
 from ..launch.gpus import processes_wanted
 from ..launch.runs import slug
 from .levels import COMPUTE, KEYS, excluded, levels_of
@@ -126,7 +126,7 @@ def _cell(base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], s
     values["seed"] = seed
     where = ", ".join(f"{name} {label}" for name, label in labels.items())
     try:
-        config = from_dict(RunConfig, values)
+        config = RunConfig.parse(values)
         if machine.local:
             devices = processes_wanted(config.compute, config.launch)
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..config import ConfigError, RunConfig, UserError, from_dict
+from ..config import ConfigError, RunConfig, UserError
 from ..config.folders import home
 from ..training.checkpoint.manifest import step_name
 from ..training.checkpoint.opening import Place, locate
@@ -59,7 +59,7 @@ class Continued:
             UserError: the command line asks for something else that decides the result; nothing to go on from.
         """
         key, store = self.place.run_key, self.store
-        other = differences(decisive(config), decisive(from_dict(RunConfig, self.base())))
+        other = differences(decisive(config), decisive(RunConfig.parse(self.base())))
         if other:
             more = f" (and {len(other) - 3} more)" if len(other) > 3 else ""
             raise UserError(f"resume={self.said}: is of another run, {key}: {'; '.join(other[:3])}{more}")
@@ -100,7 +100,7 @@ def find(said: str) -> Continued | None:
         return None
     found = Continued(said, place, recipe)
     try:
-        from_dict(RunConfig, found.base())
+        RunConfig.parse(found.base())
     except (ConfigError, KeyError, TypeError) as error:
         raise UserError(
             f"resume={said}: the configuration in the store (written by version {recipe.written_by}) does not fit this "

@@ -148,7 +148,7 @@ def _take_part(channel: Channel, rank: int | None) -> int:
             job = JobDir(given["folder"])
         else:
             job = stack.enter_context(_copied(channel, str(given["run_key"])))
-        launch = job.read_job().config.launch
+        launch = job.job.config.launch
         log.info(
             "node %d of %d of the run %s (%s), waiting for all to be here",
             nodes.rank,
@@ -188,7 +188,7 @@ def _copied(channel: Channel, run_key: str) -> Any:
             channel.receive_folder(folder)
             channel.receive_folder(folder / "own")
             job = JobDir(folder)
-            job.write_job(replace(job.read_job(), paths=[str(folder / "own")]))
+            job.write_job(replace(job.job, paths=[str(folder / "own")]))
             yield job
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -78,7 +78,7 @@ class LocalLauncher:
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         """See `Launcher`."""
-        launch = job.read_job().config.launch
+        launch = job.job.config.launch
         run_workers(job, launch, Team(job, processes_wanted(compute, launch), launch))
 
 

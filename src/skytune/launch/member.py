@@ -35,7 +35,7 @@ class Member:
         Raises:
             Closed: it is gone.
         """
-        held = job.read_job()
+        held = job.job
         self.channel.send(
             "welcome", rank=self.rank, nodes=nodes, each=each, run_key=held.run_key, folder=str(job.root), nonce=nonce
         )

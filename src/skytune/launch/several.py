@@ -46,7 +46,7 @@ class NodesLauncher:
         Raises:
             UserError: who is missing, who cannot take part, or who was lost.
         """
-        config = job.read_job().config
+        config = job.job.config
         each = processes_each(compute, config.launch, self.nodes.count)
         refuse_strategy(config, each * self.nodes.count, device_here(compute))
         if self.nodes.source and not os.environ.get(TOKEN):

@@ -5,7 +5,7 @@ from typing import Any
 from zenml import pipeline
 from zenml.enums import ExecutionMode
 
-from ..config import RunConfig, from_dict, to_dict
+from ..config import RunConfig, to_dict
 from ..steps.draw_results import draw_results
 from ..steps.parameters import on
 from ..steps.run_experiment import run_experiment
@@ -18,6 +18,6 @@ def benchmark(config: dict[str, Any]) -> None:
     from zenml.integrations.pandas.materializers.pandas_materializer import PandasMaterializer
 
     # The store of results decides what is finished, not the cache.
-    run = from_dict(RunConfig, {**config, "cache": False})
+    run = RunConfig.parse({**config, "cache": False})
     cells = on(run_experiment, run).with_options(output_materializers={"results": PandasMaterializer})
     on(draw_results, run)(cells(design=to_dict(run.benchmark)))

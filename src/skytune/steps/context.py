@@ -7,7 +7,7 @@ from zenml.client import Client
 from zenml.orchestrators.utils import register_artifact_store_filesystem
 from zenml.utils.time_utils import to_utc_timezone
 
-from ..config import RunConfig, from_dict
+from ..config import RunConfig
 from ..materializers import StoredTokenizer, TokenizerMaterializer
 from .types import Dataset, Datasets, TokenizerFiles
 
@@ -17,7 +17,7 @@ EXTRA = "config"
 
 def whole_config() -> RunConfig:
     """Return the configuration of the run that this step belongs to."""
-    return from_dict(RunConfig, get_step_context().step_run.config.extra[EXTRA])
+    return RunConfig.parse(get_step_context().step_run.config.extra[EXTRA])
 
 
 def started() -> float:

@@ -34,7 +34,7 @@ def _begin(folder: str) -> None:
     from ..job import JobDir
 
     try:
-        asked = JobDir(folder).read_job().config.launch.num_processes
+        asked = JobDir(folder).job.config.launch.num_processes
     except UserError:
         return  # the worker says it better
     if "SKYTUNE_LAUNCHER_PID" not in os.environ:

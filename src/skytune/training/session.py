@@ -156,7 +156,7 @@ def _train(
     checkpoints.resume(run)
     refuse_empty_start(run.model, run.resumed_from, config.model.name)
     if world.main:
-        remember(checkpoints.store, jobdir, jobdir.read_job(), run.model)  # as it was written: lengths not bounded
+        remember(checkpoints.store, jobdir, jobdir.job, run.model)  # as it was written: lengths not bounded
     callbacks.append("checkpoints", checkpoints)
     notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.grace_seconds)
     notice.listen()

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _work(jobdir: JobDir, started: float) -> None:
-    job = jobdir.read_job()
+    job = jobdir.job
     # At the end: a file of the user's that is named like a library must not hide it.
     sys.path.extend(path for path in job.paths if path not in sys.path)
     import_plugins(job.config.plugins)

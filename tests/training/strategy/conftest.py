@@ -101,7 +101,7 @@ for root in sys.argv[1:]:
     logging.getLogger("skytune").handlers.clear()
     worker._log_to(jobdir.logs / f"rank-{os.environ.get('RANK', 0)}.log", 0)
     try:
-        job = jobdir.read_job()
+        job = jobdir.job
         sys.path.extend(path for path in job.paths if path not in sys.path)
         AcceleratorState._reset_state(reset_partial_state=True)
         run_job(jobdir, job, started=time.time(), asked=size)

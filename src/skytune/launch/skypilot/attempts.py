@@ -153,7 +153,7 @@ class Attempts:
         plan = cluster.plan(self._task(upload, spot, None), following.tick)
         refuse_dear(plan, self.compute)
         enter(attempt, plan)
-        announce(self.job.read_job(), plan, self.nodes, self.name)
+        announce(self.job.job, plan, self.nodes, self.name)
         self.exchange.send(upload, following.tick)
         self.exchange.forget(following.tick)
         self.made.append(attempt)  # from now on there may be machines

@@ -56,7 +56,7 @@ class Exchange:
         more; return whether there are any, of the same code."""
         if self.passing is None:
             return False
-        held = self.job.read_job()
+        held = self.job.job
         left = self._asked(self.passing.left, tick, "earlier results cannot be looked for")
         if not left or 0 not in left or left[0]["code"] != held.fingerprints.get("code") or not self.collect(tick):
             return False

@@ -62,10 +62,10 @@ class SkyPilotLauncher:
             UserError: no machine could be had, one is too dear, credentials; or one was left running, with its name.
         """
         require()
-        config = job.read_job().config
+        config = job.job.config
         compute = merged(self.stack, compute)
         _refuse_local_store(config)
-        passing = Passing.of(config, job.read_job().run_key)
+        passing = Passing.of(config, job.job.run_key)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.stop_seconds + STOP_GRACE_SECONDS) as stopping:
@@ -95,7 +95,7 @@ def _tell_cost(job: JobDir, attempts: list[Attempt]) -> None:
     log.info("%s%s", line(attempts), " so far" if attempts[-1].ended == "detached" else "")
     result, found = job.read_result(), report(attempts)
     if result is not None:
-        remember(job.read_job(), result, attempts)
+        remember(job.job, result, attempts)
         phases = {name: value for name, value in found["phases"].items() if name != "job_s"}
         spent = {"cost_usd": "n/a" if found["usd"] is None else found["usd"], "machine_attempts": len(attempts)}
         job.write_result({**result, **spent, "cost": found, "phases": {**phases, **(result.get("phases") or {})}})

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     passing = None
     try:
         check_gpus(int(os.environ.get("SKYTUNE_GPUS_EACH", "0")))
-        passing = Passing.of(job.read_job().config, job.read_job().run_key)
+        passing = Passing.of(job.job.config, job.job.run_key)
         if passing is not None and (job.root / INPUTS).is_file():
             passing.receive(job)
         return _run(job, node, each)
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 def _leave(passing: Passing, job: JobDir, node: int) -> None:
     """Put what the job left where it outlives this machine; where that fails, the driver fetches it from here."""
     try:
-        passing.leave(job, node, job.read_job().fingerprints.get("code"))
+        passing.leave(job, node, job.job.fingerprints.get("code"))
     except UserError as error:
         print(f"warning: results stay on this machine: {error}", flush=True)
 
@@ -101,7 +101,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 def _run(job: JobDir, node: int, each: int) -> int:
     addresses = node_addresses(os.environ.get("SKYPILOT_NODE_IPS", "")) or ["127.0.0.1"]
-    launch = job.read_job().config.launch
+    launch = job.job.config.launch
     asked = len(addresses) * each
     nodes = Nodes(len(addresses), node, addresses[0], PORT, "SkyPilot")
     env = environment(asked, threads_each(launch, each), launch.stop_seconds)

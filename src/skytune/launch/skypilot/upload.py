@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tomllib
+from dataclasses import replace
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
@@ -67,7 +68,7 @@ def stage(job: JobDir, folder: Path, *, inputs: bool = True) -> None:
         UserError: the code is larger than `LIMIT_MB`; the disk is full.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    held = job.read_job()
+    held = job.job
     code = folder / "code"
     shutil.copytree(PACKAGE, code / "skytune", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     paths = _stage_own(held.config, [Path(path) for path in held.paths], folder)
@@ -76,8 +77,7 @@ def stage(job: JobDir, folder: Path, *, inputs: bool = True) -> None:
     (folder / "constraints.txt").write_text(constraints())
     target = JobDir(folder / "job")
     target.root.mkdir(parents=True)
-    held.paths = paths  # relative ones: the folder lies elsewhere on the machine
-    target.write_job(held)
+    target.write_job(replace(held, paths=paths))  # relative ones: the folder lies elsewhere on the machine
     if inputs:
         stage_inputs(job, folder)
     if held.config.checkpoint.store is None and (job.root / "checkpoints").is_dir():
