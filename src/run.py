@@ -223,6 +223,9 @@ def _run(config: RunConfig) -> int:
             plan.check()  # before ZenML is opened, and before anything runs
         if design.dry_run:
             return EXIT_OK
+    from skytune.pipelines.validation import validated
+
+    config = validated(config)
     from skytune.stacks import environment
 
     environment.prepare(SOURCE)

@@ -7,7 +7,7 @@ from .build import build_model
 from .hashing import hash_file, hash_values
 from .quiet import quiet
 from .saved import TARGET_FILE, SavedModel, load_saved, save_model, saved_model
-from .source import ModelSource, fetch, lacks_files, load_config, resolve
+from .source import ModelSource, fetch, lacks_files, load_config, local_folder, resolve
 from .standin import AWAITS, NEW, stand_in
 from .tokenizer import check_vocabulary, load_tokenizer, max_length, vocabulary_size
 
@@ -26,6 +26,7 @@ __all__ = [
     "load_config",
     "load_saved",
     "load_tokenizer",
+    "local_folder",
     "max_length",
     "quiet",
     "resolve",

@@ -2,15 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import materializers, models
+from .. import materializers
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import hide
-from ..config.tracking import refuse_missing_trackers
-from ..config.trust import approve, flat
 from ..launch.gpus import refuse_missing
 from ..launch.skypilot import machines_asked
 from ..report import summary
@@ -54,15 +52,13 @@ class Finished:
 
 
 def run_pipeline(client: "Client", config: RunConfig) -> Finished:
-    """Run the configured pipeline on the active stack; return what came out.
+    """Run the configured pipeline, `validated`, on the active stack; return what came out.
 
     Raises:
         UserError: whatever a step names.
     """
     _say_where(client, config)
-    if config.pipeline is Pipeline.training:
-        refuse_missing_trackers(config.tracker)
-    config = hide(resolved(config))
+    config = hide(config)
     materializers.register()
     expire_lost(client)
     run = PIPELINES[config.pipeline](to_dict(config))
@@ -105,32 +101,6 @@ def _no_machines(asked: Mapping[str, Any], stack: str, trains: bool) -> str:
         f"{shown}: the stack {stack} brings no machines up. `python src/stack.py register aws` registers one that "
         f"does, `zenml stack set aws` chooses it; {here}"
     )
-
-
-def resolved(config: RunConfig) -> RunConfig:
-    """Return the configuration with what `pipeline=evaluate` implies: the checkpoint's own tokenizer and classes.
-
-    Raises:
-        UserError: the checkpoint is no model.
-    """
-    if config.pipeline is not Pipeline.evaluate:
-        return config
-    saved = models.saved_model(str(config.checkpoint.path))
-    if saved.target:
-        own = [str(value).rpartition(".")[0] for key, value in flat(to_dict(config)) if key.endswith("_target_")]
-        where = f"checkpoint={config.checkpoint.path}: its {models.TARGET_FILE}"
-        approve({"model._target_": saved.target}, [*config.plugins, *own], config.trust, where)
-    labels = saved.labels
-    if config.data.labels and set(config.data.labels) != set(labels):
-        raise UserError(
-            f"the model's classes ({', '.join(labels)}) are not the data's ({', '.join(config.data.labels)}): "
-            f"data.labels=[{','.join(labels)}] renames the data's, in the order of their numbers"
-        )
-    data = replace(config.data, labels=labels) if not config.data.labels else config.data
-    model = replace(config.model, name=saved.folder, revision=None, tokenizer=None)
-    if saved.target:  # a network of the user's own; its tokenizer, where it has one, lies beside it all the same
-        model = replace(model, _target_=saved.target, tokenizer=saved.folder if saved.tokenizer else None)
-    return replace(config, data=data, model=model)
 
 
 def tell(client: "Client", config: RunConfig, run: Any) -> Finished:

@@ -1,0 +1,57 @@
+"""What can be refused before ZenML is imported, which takes seconds."""
+
+from dataclasses import replace
+
+from .. import data, models
+from ..config import DataSource, Pipeline, RunConfig, UserError, to_dict
+from ..config.targets import locate
+from ..config.tracking import refuse_missing_trackers
+from ..config.trust import approve, flat
+
+
+def validated(config: RunConfig) -> RunConfig:
+    """Return the configuration with what it implies; look whether what it names is there. No hub is asked.
+
+    Raises:
+        UserError: it is not.
+    """
+    if config.pipeline is Pipeline.benchmark:  # its plan looks
+        return config
+    if config.pipeline is Pipeline.training:
+        refuse_missing_trackers(config.tracker)
+    config = _resolved(config)
+    if config.model._target_:
+        locate(config.model._target_, "model._target_")
+    else:
+        models.local_folder(config.model.name, "model.name")
+    if config.model.tokenizer:
+        models.local_folder(config.model.tokenizer, "model.tokenizer")
+    if config.data.source is not DataSource.hub:
+        data.fingerprint(config.data, config.eval.sets)
+    return config
+
+
+def _resolved(config: RunConfig) -> RunConfig:
+    """Return the configuration with what `pipeline=evaluate` implies: the checkpoint's own tokenizer and classes.
+
+    Raises:
+        UserError: the checkpoint is no model.
+    """
+    if config.pipeline is not Pipeline.evaluate:
+        return config
+    saved = models.saved_model(str(config.checkpoint.path))
+    if saved.target:
+        own = [str(value).rpartition(".")[0] for key, value in flat(to_dict(config)) if key.endswith("_target_")]
+        where = f"checkpoint={config.checkpoint.path}: its {models.TARGET_FILE}"
+        approve({"model._target_": saved.target}, [*config.plugins, *own], config.trust, where)
+    labels = saved.labels
+    if config.data.labels and set(config.data.labels) != set(labels):
+        raise UserError(
+            f"the model's classes ({', '.join(labels)}) are not the data's ({', '.join(config.data.labels)}): "
+            f"data.labels=[{','.join(labels)}] renames the data's, in the order of their numbers"
+        )
+    data = replace(config.data, labels=labels) if not config.data.labels else config.data
+    model = replace(config.model, name=saved.folder, revision=None, tokenizer=None)
+    if saved.target:  # a network of the user's own; its tokenizer, where it has one, lies beside it all the same
+        model = replace(model, _target_=saved.target, tokenizer=saved.folder if saved.tokenizer else None)
+    return replace(config, data=data, model=model)
