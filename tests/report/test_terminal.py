@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from skytune.report import summary
-from skytune.report.text import duration, number, size, tick
+from skytune.report.text import duration, number, size
 
 MODEL = "/home/me/.cache/skytune/runs/minilm-movie-reviews-3f2a9c1b/outputs/model"
 EXAMPLES = ["python src/run.py data=sst2 epochs=2", "python src/run.py pipeline=evaluate checkpoint=PATH"]
@@ -115,10 +115,3 @@ def test_units() -> None:
         "1 h 02 min",
     ]
     assert [size(b) for b in (12, 90_868_376, 3_210_000_000, None)] == ["12 B", "90.9 MB", "3.21 GB", "n/a"]
-    assert [tick(v, s) for v, s in ((0.25, 0.05), (2e-5, 2e-5), (2000, 500), (20_000, 5000), (0, 1))] == [
-        "0.25",
-        "2e-5",
-        "2,000",
-        "20k",
-        "0",
-    ]

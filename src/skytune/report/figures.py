@@ -12,11 +12,10 @@ from typing import Any
 from markupsafe import Markup
 
 from . import text
+from .charts import INK, MUTED, Sketch, drawn, style
 from .findings import Scaling, pareto, scalings
 from .fit import GROUP, Fit
 from .groups import DEVICES, Group, number_in, said
-from .inlined import drawn
-from .sketch import INK, MUTED, Sketch, style
 
 MOST_NUMBERS = 9
 """Of notes with a number in a figure."""

@@ -9,8 +9,8 @@ import jinja2
 import yaml
 
 from . import text
+from .charts import Series, line_chart, reliability_chart
 from .facts import flat, headline_cards, key_settings, phase_shares, run_facts
-from .plots import Series, line_chart, reliability_chart
 
 MOST_CLASSES = 40
 """With more classes than this a confusion matrix cannot be read; the most frequent confusions are listed instead."""

@@ -29,18 +29,6 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{value:,.{max(0, digits - 1 - int(math.log10(scale)))}f}"
 
 
-def tick(value: float, step: float) -> str:
-    """Return the label of an axis tick whose neighbours are `step` away."""
-    if value == 0:
-        return "0"
-    if abs(value) < 1e-3 or step < 1e-4:
-        return _scientific(value, 1)
-    if abs(value) >= 10_000:
-        short, unit = (value / 1e6, "M") if abs(value) >= 1e6 else (value / 1e3, "k")
-        return f"{short:g}{unit}"
-    return f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
-
-
 def percent(value: float | None, digits: int = 1) -> str:
     """Return a share as a percentage."""
     return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
