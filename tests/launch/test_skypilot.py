@@ -28,9 +28,9 @@ from skytune.job import Job, JobDir, RankError
 from skytune.launch.nodes import Nodes, node_addresses
 from skytune.launch.several import agent
 from skytune.launch.skypilot import machines_asked, merged, scripts, upload
-from skytune.launch.skypilot.attempt import PREFIX, Following, forget_last_attempt
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources
+from skytune.launch.skypilot.monitor import PREFIX, JobMonitor, forget_last_attempt
 from skytune.launch.skypilot.node import check_gpus
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
@@ -477,7 +477,7 @@ def test_why_a_setup_failed_is_told_although_skypilot_showed_nothing_of_it(tmp_p
     assert done.returncode == 7 and "no version of" in done.stdout
 
     job = JobDir(home / "sky_workdir" / "job")
-    following = Following(None, job, None, Clock(), None, mirror=False)  # type: ignore[arg-type]
+    following = JobMonitor(None, job, None, Clock(), None, mirror=False)  # type: ignore[arg-type]
     assert following.said_by_setup() == [], "it may have gone well"
     following.ended = "FAILED_SETUP"
     assert following.said_by_setup() == done.stdout.splitlines()
@@ -487,7 +487,7 @@ def test_why_a_setup_failed_is_told_although_skypilot_showed_nothing_of_it(tmp_p
 
 
 def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    following = Following(None, JobDir(tmp_path), None, Clock(), None, mirror=False)  # type: ignore[arg-type]
+    following = JobMonitor(None, JobDir(tmp_path), None, Clock(), None, mirror=False)  # type: ignore[arg-type]
     for text in ("[W1128 09:15:43.046744168 socket.cpp:207] [c10d] no name", "step 1/8", "W1128 09:15:43.04 1 torch"):
         following.show(f"(head, rank=0, pid=12) {text}")
     following.show("(worker1, rank=1, pid=12, ip=10.0.0.2) from another machine")
@@ -498,7 +498,7 @@ def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytes
 
 def test_ctrl_c_lets_a_job_save_that_speaks_already_however_late_its_status_comes(tmp_path: Path) -> None:
     touched: list[str] = []
-    following = object.__new__(Following)
+    following = object.__new__(JobMonitor)
     following.clock, following.tail, following.setup = Clock(), deque(), deque()
     following.stopping = SimpleNamespace(check=lambda: None, asked_by=signal.SIGINT)  # type: ignore[assignment]
     following.cluster = SimpleNamespace(touch=lambda name, tick: touched.append(name))  # type: ignore[assignment]

@@ -13,7 +13,7 @@ import pytest
 from skytune.config import RunConfig, UserError, from_dict
 from skytune.job import JobDir, read_json
 from skytune.launch.skypilot import passing as module
-from skytune.launch.skypilot.exchange import Exchange
+from skytune.launch.skypilot.monitor import Exchange
 from skytune.launch.skypilot.passing import INPUTS, Passing
 
 pytest.importorskip("s3fs")

@@ -1,9 +1,9 @@
 """Worker processes on machines that SkyPilot brings up for them, and takes away again whatever happened.
 
     machine   which machines are meant          upload   what is sent there         scripts   what is run there
-    node      on every machine: torchrun        cluster  SkyPilot's SDK             attempt   a job followed to its end
-    choosing  a machine and its price           expected what it will cost in all   ending    taken down, or kept
-    passing   files through S3                  exchange the driver's side of it
+    node      on every machine: torchrun        cluster  SkyPilot's SDK             monitor   a job followed to its end
+    choosing  a machine and its price           expected what it will cost in all   recovery  others, and none left
+    passing   files through S3
     verdict   what its end means                cost     seconds and dollars        waiting   while signals are heard
 
 SkyPilot is imported inside functions only: nobody pays for it on a local run.

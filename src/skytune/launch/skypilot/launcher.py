@@ -13,12 +13,12 @@ from ...job import JobDir
 from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
 from . import scripts
-from .attempts import Attempts
 from .cost import Attempt, line, report
-from .exchange import Exchange
 from .expected import remember
 from .machine import STORE, VARIABLE, merged
+from .monitor import Exchange
 from .passing import Passing
+from .recovery import RecoveryLoop
 from .traces import forget, values_of
 from .words import require
 
@@ -69,9 +69,9 @@ class SkyPilotLauncher:
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.stop_seconds + STOP_GRACE_SECONDS) as stopping:
-            running = Attempts(job, config, compute, stopping, Exchange(job, passing))
+            running = RecoveryLoop(job, config, compute, stopping, Exchange(job, passing))
             try:
-                running.to_the_end()
+                running.run()
             finally:
                 shutil.rmtree(job.root / "upload", ignore_errors=True)
                 # Again: a launch that was given up is done with only now.

@@ -1,7 +1,8 @@
-"""All attempts of one job, and each of them: a machine chosen, brought up, its job followed, taken down."""
+"""Machines for one job until it is done: chosen, brought up, followed to the end, taken down whatever happened."""
 
 import logging
 import signal
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,13 +14,11 @@ from ...job import JobDir
 from ..blame import failure
 from ..stopping import Stopping
 from . import scripts
-from .attempt import Following, forget_last_attempt
 from .choosing import Plan, announce, enter, refuse_dear
 from .cluster import Cluster
-from .cost import NO_MACHINE, Attempt, Clock
-from .ending import keep, take_down
-from .exchange import Exchange
+from .cost import NO_MACHINE, Attempt, Clock, dollars
 from .machine import processes
+from .monitor import Exchange, JobMonitor, forget_last_attempt, unless_it_fails
 from .traces import forget, values_of
 from .upload import refuse_small_disk, stage
 from .verdict import Verdict, verdict
@@ -27,9 +26,11 @@ from .words import explained, no_machine, say_progress, stopped
 
 log = logging.getLogger(__name__)
 
+DOWN_TRIES = 4
+
 
 @dataclass
-class Attempts:
+class RecoveryLoop:
     """Brings machines up for one job until it is done, and leaves none behind."""
 
     job: JobDir
@@ -52,25 +53,25 @@ class Attempts:
         """Machines of an attempt."""
         return self.compute.num_nodes or 1
 
-    def to_the_end(self) -> None:
+    def run(self) -> None:
         """Make attempts until one is done; raise where none will be."""
         spot = bool(self.compute.use_spot)
         limit = self.compute.recovery.max_attempts
         for number in range(1, limit + 1):
             try:
-                found, following = self._attempt(spot)
+                found, monitor = self._attempt(spot)
             except no_machine() as error:
                 if not (spot and self.compute.recovery.on_demand_fallback):
-                    raise explained(error, self.name, self.compute.infra) from error
-                log.warning("%s; going on at the full price", explained(error, self.name, self.compute.infra))
+                    raise self._explained(error) from error
+                log.warning("%s; going on at the full price", self._explained(error))
                 spot = False
-                found, following = self._attempt(spot)
+                found, monitor = self._attempt(spot)
             if found is Verdict.done:
                 return
             if self.stopping.asked_by is not None:
                 raise KeyboardInterrupt if self.stopping.asked_by == signal.SIGINT else stopped(self.job)
             if found is Verdict.failed:
-                raise self._failure(following)
+                raise self._failure(monitor)
             word = "was taken away" if found is Verdict.preempted else "was taken away or lost"
             if number < limit:
                 log.warning("a machine %s: attempt %d of %d goes on from the last checkpoint", word, number + 1, limit)
@@ -79,7 +80,7 @@ class Attempts:
             "goes on from the last checkpoint"
         )
 
-    def _attempt(self, spot: bool) -> tuple[Verdict, Following]:
+    def _attempt(self, spot: bool) -> tuple[Verdict, JobMonitor]:
         """Bring machines up (or find those of a driver that died), run the job, take them down; say what its end means.
 
         Raises:
@@ -89,21 +90,18 @@ class Attempts:
         clock = Clock()
         cluster = Cluster(self.name, self.job.logs / "skypilot.log")
         mirror = self.config.checkpoint.store is None
-        following = Following(cluster, self.job, self.stopping, clock, self.exchange, mirror=mirror)
+        monitor = JobMonitor(cluster, self.job, self.stopping, clock, self.exchange, mirror=mirror)
         attempt = Attempt(machine="", nodes=self.nodes, hourly_usd=None, ended="not launched")
         found, leave = None, False
         try:
             clock.enter("plan_s")
             forget_last_attempt(self.job)
-            there = None if self.made else self._attach(cluster, following, attempt)
-            if there is None and not self.made and self._left_behind(following.tick):
+            there = None if self.made else self._attach(cluster, monitor, attempt)
+            if there is None and not self.made and self._left_behind(monitor.tick):
                 attempt.machine, attempt.ended, found, leave = "machines that are gone", "done", Verdict.done, True
                 self.made.append(attempt)
-                return found, following
-            if there is None:
-                number, plan = self._launch(cluster, following, attempt, spot)
-            else:
-                number, plan = there
+                return found, monitor
+            number, plan = there or self._launch(cluster, monitor, attempt, spot)
             attempt.ended = "stopped"
             if self.config.launch.detach:
                 leave, attempt.ended = True, "detached"
@@ -112,61 +110,62 @@ class Attempts:
                     f"{self.compute.idle_minutes_to_autostop} minutes after its end; the same command without "
                     f"launch.detach attaches to it and brings the results, `sky down {self.name}` stops it"
                 )
-            end = following.collect(following.to_the_end(number))
+            end = monitor.collect(monitor.wait(number))
             found = verdict(end)
-            self.exchange.forget(following.tick)
+            self.exchange.forget(monitor.tick)
             if found is Verdict.done:
                 self._check_world(end.result or {}, plan)
             attempt.ended = found.value
-            return found, following
+            return found, monitor
         except (UserError, KeyboardInterrupt):
             raise
         except no_machine():
             attempt.ended = NO_MACHINE
             raise
         except Exception as error:
-            raise explained(error, self.name, self.compute.infra) from error
+            raise self._explained(error) from error
         finally:
-            minutes = self.compute.keep_minutes
-            wanted = minutes if found is Verdict.failed and self.stopping.asked_by is None else None
+            failed = found is Verdict.failed
             try:
-                if attempt in self.made and not leave and not (wanted and keep(cluster, attempt, wanted)):
+                kept = failed and self.stopping.asked_by is None and self._keep(cluster, attempt)
+                if attempt in self.made and not leave and not kept:
                     clock.enter("down_s")
-                    take_down(cluster, self.compute)
+                    self._take_down(cluster)
             except UserError as error:
-                self._tell_why(self._failure(following) if found is Verdict.failed else error.__context__)
+                # The command ends with this one: that machines may still run.
+                why = self._failure(monitor) if failed else error.__context__
+                if isinstance(why, Exception):
+                    log.error("%s", self._explained(why))
                 raise
             finally:
                 clock.enter("")
                 attempt.phases = {name: value for name, value in clock.seconds.items() if name != "plan_s"}
 
-    def _tell_why(self, error: BaseException | None) -> None:
-        """Say why an attempt ended, where that its machines may still run is the error which the command ends with."""
-        if isinstance(error, Exception):
-            log.error("%s", explained(error, self.name, self.compute.infra))
+    def _explained(self, error: Exception) -> UserError:
+        return explained(error, self.name, self.compute.infra)
 
-    def _launch(self, cluster: Cluster, following: Following, attempt: Attempt, spot: bool) -> tuple[int, Plan]:
+    def _launch(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt, spot: bool) -> tuple[int, Plan]:
         """Choose a machine, say which, bring it up; return the job's number and the choice."""
         upload = self.job.root / "upload"
         refuse_small_disk(self.job.inputs, self.config, self.compute.disk_size)
         stage(self.job, upload, inputs=self.exchange.passing is None)
-        plan = cluster.plan(self._task(upload, spot, None), following.tick)
+        plan = cluster.plan(self._task(upload, spot, None), monitor.tick)
         refuse_dear(plan, self.compute)
         enter(attempt, plan)
         announce(self.job.job, plan, self.nodes, self.name)
-        self.exchange.send(upload, following.tick)
-        self.exchange.forget(following.tick)
+        self.exchange.send(upload, monitor.tick)
+        self.exchange.forget(monitor.tick)
         self.made.append(attempt)  # from now on there may be machines
-        following.clock.enter("provision_s")
+        monitor.clock.enter("provision_s")
         minutes = self.compute.idle_minutes_to_autostop or 10
         try:
-            number = cluster.launch(self._task(upload, spot, plan), minutes, say_progress, following.tick)
+            number = cluster.launch(self._task(upload, spot, plan), minutes, say_progress, monitor.tick)
         except BaseException:
             cluster.give_up_launch()
             raise
         finally:
             forget(values_of(scripts.secrets(self.config)))
-        real = cluster.launched(following.tick)
+        real = cluster.launched(monitor.tick)
         if real is not None and (real.instance_type, real.region) != (plan.instance_type, plan.region):
             enter(attempt, real)
             log.info("got %s", attempt.machine)
@@ -180,27 +179,63 @@ class Attempts:
             forget_last_attempt(self.job)
         return found
 
-    def _attach(self, cluster: Cluster, following: Following, attempt: Attempt) -> tuple[int, Plan] | None:
+    def _attach(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt) -> tuple[int, Plan] | None:
         """Return the job that a driver which died left running for this very run; what is no use is taken down."""
-        number, useful = cluster.last_job(following.tick)
+        number, useful = cluster.last_job(monitor.tick)
         if number is None:
             return None
-        plan = cluster.launched(following.tick)
+        plan = cluster.launched(monitor.tick)
         if plan is not None:
             enter(attempt, plan)
         if not useful or plan is None:
             log.info("the cluster %s is left over from a launch that failed: taking it down first", self.name)
-            take_down(cluster, self.compute)
+            self._take_down(cluster)
             return None
         self.made.append(attempt)
-        try:
-            following.clock.seconds.update(cluster.so_far(number, following.tick))
-        except (KeyboardInterrupt, Preempted):
-            raise
-        except Exception as error:  # then what it took before is not in its cost
-            log.debug("what the job took so far: %s", error)
+        # Where that cannot be had, what it took before is not in its cost.
+        none: dict[str, float] = {}
+        before = unless_it_fails(lambda: cluster.so_far(number, monitor.tick), none, "what the job took so far")
+        monitor.clock.seconds.update(before)
         log.info("attaching to the job that runs already: %s, cluster %s", attempt.machine, self.name)
         return number, plan
+
+    def _keep(self, cluster: Cluster, attempt: Attempt) -> bool:
+        """Keep the machines of a failed job for as long as asked for, and say how to look at them; return whether."""
+        minutes, hourly = self.compute.keep_minutes, attempt.hourly_usd
+        if not minutes:
+            return False
+        try:
+            cluster.autodown(minutes)
+        except Exception as error:
+            log.warning("cannot keep the machines (%s): taking them down", error)
+            return False
+        price = "price n/a"
+        if hourly is not None:
+            price = f"${hourly:.2f} an hour, {dollars(hourly * minutes / 60)} in all"
+        said = "kept for %d idle minutes (%s): `sky status` and then `ssh %s` looks at it, `sky down %s` ends it"
+        log.warning(said, minutes, price, self.name, self.name)
+        return True
+
+    def _take_down(self, cluster: Cluster) -> None:
+        """Take the machines down.
+
+        Raises:
+            UserError: that fails again and again; it says what may still cost money.
+        """
+        reason = ""
+        for wait in (*(2.0**n for n in range(DOWN_TRIES - 1)), 0.0):
+            try:
+                return cluster.down()
+            except Exception as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                time.sleep(wait)
+            except KeyboardInterrupt:
+                reason = "interrupted"
+                break
+        raise UserError(
+            f"machines of {self.name} may still run and cost money ({reason}): remove them with `sky down "
+            f"{self.name}`; they take themselves down after {self.compute.idle_minutes_to_autostop} idle minutes"
+        )
 
     def _task(self, upload: Path, spot: bool, plan: Plan | None) -> dict[str, Any]:
         """Return the task; without a plan only as much of it as choosing a machine takes."""
@@ -221,8 +256,8 @@ class Attempts:
         if result.get("world_size") != nodes * each:
             raise WorkerError(f"{nodes * each} worker processes were asked for, {result.get('world_size')} trained")
 
-    def _failure(self, following: Following) -> UserError:
-        if not self.job.read_errors() and not following.tail and (said := following.said_by_setup()):
+    def _failure(self, monitor: JobMonitor) -> UserError:
+        if not self.job.read_errors() and not monitor.tail and (said := monitor.said_by_setup()):
             shown = "\n".join(f"  {text}" for text in said[-15:])
-            return WorkerError(f"preparing the machine failed; all of it is in {following.cluster.record}:\n{shown}")
-        return failure(self.job, 1, list(following.tail))
+            return WorkerError(f"preparing the machine failed; all of it is in {monitor.cluster.record}:\n{shown}")
+        return failure(self.job, 1, list(monitor.tail))

@@ -16,7 +16,7 @@ import pytest
 from skytune.common.background import Pending
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
-from skytune.launch.skypilot import SkyPilotLauncher, attempt, attempts, cluster, ending, launcher
+from skytune.launch.skypilot import SkyPilotLauncher, cluster, launcher, monitor, recovery
 from skytune.launch.skypilot.choosing import Plan
 from skytune.launch.skypilot.passing import Passing
 
@@ -116,13 +116,13 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
             if played.launches and played.acts:
                 played.acts.pop(0) if len(played.acts) > 1 else None
 
-    monkeypatch.setattr(attempts, "Cluster", Cluster)
+    monkeypatch.setattr(recovery, "Cluster", Cluster)
     monkeypatch.setattr(launcher.Passing, "of", lambda config, key: played.passing)
-    monkeypatch.setattr(attempts, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
-    monkeypatch.setattr(attempts, "forget", lambda secrets: 0)
+    monkeypatch.setattr(recovery, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(recovery, "forget", lambda secrets: 0)
     monkeypatch.setattr(launcher, "forget", lambda secrets, ended: played.forgot.append(ended))
-    monkeypatch.setattr(ending.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(attempt.Following, "_sleep", lambda self, seconds: self.tick())
+    monkeypatch.setattr(recovery.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(monitor.JobMonitor, "_sleep", lambda self, seconds: self.tick())
     return played
 
 
@@ -240,7 +240,7 @@ def test_machines_that_cannot_be_kept_are_taken_down(
     def refuse(cluster: Any, minutes: int) -> None:
         raise RuntimeError("does not answer")
 
-    monkeypatch.setattr(attempts.Cluster, "autodown", refuse)
+    monkeypatch.setattr(recovery.Cluster, "autodown", refuse)
     script.acts = [Act(job="FAILED", status=None)]
     with pytest.raises(UserError):
         run(keep_on_failure="30m")

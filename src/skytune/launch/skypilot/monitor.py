@@ -1,4 +1,4 @@
-"""One attempt: machines up, files there, the job followed to its end, what it left brought back."""
+"""A job on machines: followed to its end, what it left brought back, by way of its store where that can take files."""
 
 import logging
 import re
@@ -6,8 +6,10 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...common.background import Pending
 from ...config import Preempted
@@ -15,12 +17,15 @@ from ...job import JobDir
 from ...training.preemption import FLAG_FILE
 from ..follow import STAMP, records
 from ..stopping import Stopping
-from .cluster import Cluster
+from .cluster import Cluster, Tick
 from .cost import Clock
-from .exchange import Exchange
+from .passing import INPUTS, Passing
+from .upload import stage_inputs
 from .verdict import ENDED, End
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 POLL_SECONDS = 2.0
 CALM_SECONDS = 8.0
@@ -38,6 +43,9 @@ MIRROR_SECONDS = 30.0
 SETTLE_SECONDS = 8.0
 """What the cloud may take to say that a machine is gone whose peers have noticed it."""
 
+STORE_SECONDS = 3600.0
+"""How long inputs or outputs may take on their way."""
+
 PREFIX = re.compile(r"^\((?:(?P<name>[^(),]*),? )?(?:rank=(?P<rank>\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 """What SkyPilot puts before every line of a job's log."""
 
@@ -45,7 +53,66 @@ NOISE = re.compile(r"\[?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
 """How PyTorch's own warnings begin, which go to standard error: SkyPilot's log has both streams in one."""
 
 
-class Following:
+def unless_it_fails(call: Callable[[], T], otherwise: T, what: str, level: int = logging.DEBUG) -> T:
+    """Return what a call returns; `otherwise`, and a line that says why, where it fails. A stop goes on."""
+    try:
+        return call()
+    except Preempted:
+        raise
+    except Exception as error:  # the machine, the network or SkyPilot's server
+        log.log(level, "%s: %s", what, error)
+        return otherwise
+
+
+class Exchange:
+    """Inputs and outputs of a job through its store; without one that can take them nothing happens here."""
+
+    def __init__(self, job: JobDir, passing: Passing | None) -> None:
+        self.job, self.passing = job, passing
+
+    def send(self, upload: Path, tick: Tick) -> None:
+        """Send inputs to the store; where it takes none from this machine, lay them where they are synced from."""
+        if self.passing is None:
+            return
+        call = partial(self.passing.send, self.job.inputs, upload / "job" / INPUTS)
+        sent = self._asked(call, tick, "inputs go to the machines from here, since the store takes none")
+        if sent is None:
+            stage_inputs(self.job, upload)
+        else:
+            said = f"{sent / 1e6:.1f} MB sent" if sent else "there already"
+            log.info("inputs: %s, %s/.inputs", said, self.passing.url)
+
+    def collect(self, tick: Tick) -> bool:
+        """Fetch what the machines left in the store; return whether the first one has left anything there."""
+        call = self.passing and partial(self.passing.collect, self.job)
+        return bool(call and self._asked(call, tick, "results cannot be fetched"))
+
+    def forget(self, tick: Tick) -> None:
+        """Remove what an attempt left in the store: before the next one, and once it is here."""
+        if self.passing is not None:
+            self._asked(self.passing.forget, tick, "what the job left stays in the store")
+
+    def left_behind(self, tick: Tick) -> bool:
+        """Take the results of a job that came to its end, and its machines to theirs, when no driver was there any
+        more; return whether there are any, of the same code."""
+        if self.passing is None:
+            return False
+        code = self.job.job.fingerprints.get("code")
+        left = self._asked(self.passing.left, tick, "earlier results cannot be looked for")
+        if not left or 0 not in left or left[0]["code"] != code or not self.collect(tick):
+            return False
+        if (self.job.read_result() or {}).get("status") != "completed":
+            return False
+        log.info("the job has ended while nobody was here: its results come from %s", self.passing.url)
+        self.forget(tick)
+        return True
+
+    def _asked(self, call: Callable[[], T], tick: Tick, otherwise: str) -> T | None:
+        waiting = lambda: Pending[T | None](call, "the store").wait(tick, STORE_SECONDS)  # noqa: E731
+        return unless_it_fails(waiting, None, otherwise, logging.WARNING)
+
+
+class JobMonitor:
     """Follows a job on a cluster; says what rank 0 says."""
 
     def __init__(
@@ -85,7 +152,7 @@ class Following:
             # At once, whatever is waited for: the time until they must have ended runs already.
             self._told = Pending(lambda: self.cluster.touch(FLAG_FILE, lambda: None), "telling the machines")
 
-    def to_the_end(self, number: int) -> str:
+    def wait(self, number: int) -> str:
         """Return SkyPilot's word for how the job ended, or LOST."""
         self.clock.enter("setup_s")
         self._heard = time.monotonic()
@@ -156,14 +223,8 @@ class Following:
         return (lines if self.ended == "FAILED_SETUP" else []) or list(self.setup)
 
     def _status(self, number: int) -> str:
-        try:
-            status = self.cluster.job_status(number, self.tick)
-        except (KeyboardInterrupt, Preempted):
-            raise
-        except Exception as error:  # the machine, the network or SkyPilot's server: the cluster's state will tell
-            log.debug("job status: %s", error)
-            return "UNKNOWN"
-        if status == "GONE":
+        status = unless_it_fails(lambda: self.cluster.job_status(number, self.tick), "GONE", "job status")
+        if status == "GONE":  # the cluster's state will tell
             return "UNKNOWN"
         self._heard = time.monotonic()
         return status
@@ -184,22 +245,11 @@ class Following:
         return time.monotonic() - self._heard > SILENT_SECONDS
 
     def _state(self) -> str:
-        try:
-            return self.cluster.state(self.tick)
-        except (KeyboardInterrupt, Preempted):
-            raise
-        except Exception as error:
-            log.debug("cluster state: %s", error)
-            return "UNKNOWN"
+        return unless_it_fails(lambda: self.cluster.state(self.tick), "UNKNOWN", "cluster state")
 
     def _fetch(self, names: list[str], nodes: slice = slice(0, 1)) -> None:
         """Bring back what can be had."""
-        try:
-            self.cluster.fetch(names, self.job.root, self.tick, nodes)
-        except (KeyboardInterrupt, Preempted):
-            raise
-        except Exception as error:
-            log.debug("fetching %s: %s", names, error)
+        unless_it_fails(lambda: self.cluster.fetch(names, self.job.root, self.tick, nodes), None, f"fetching {names}")
 
     def _keep_log(self, number: int) -> None:
         """Follow the job's log; anew where that broke off, without the lines that were there before."""
@@ -238,10 +288,7 @@ class Following:
     def _end_log(self) -> None:
         """Wait a moment for the last lines; what comes later is not shown among those of the next attempt."""
         if self._log is not None:
-            try:
-                self._log.wait(seconds=30.0)
-            except Exception as error:
-                log.debug("the job's log: %s", error)
+            unless_it_fails(partial(self._log.wait, seconds=30.0), None, "the job's log")
         self._muted = True
 
 
