@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import numpy as np
 import torch
 
-from skytune.data.batches import Ragged, TokenTable
+from skytune.data.batches import Padding, Ragged, TokenTable
 
 WARMUP = {"off": 10, "on": 64}
 """Steps that are not counted, without and with the fast path: that takes 32 at a time, and the first of them meet every
@@ -56,7 +56,7 @@ class Rows(TokenTable):
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         tokens = np.random.default_rng(1).integers(5, vocabulary, offsets[-1]).astype(np.int32)
         longest = int(lengths.max())
-        self.rows, self.pad_id, self.lengths, self.labels = len(lengths), 0, lengths, lengths % 2
+        self.rows, self.padding, self.lengths, self.labels = len(lengths), Padding(), lengths, lengths % 2
         self.columns = {
             "input_ids": Ragged(tokens, offsets, longest),
             "attention_mask": Ragged(np.ones_like(tokens, dtype=np.int8), offsets, longest),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import UserError
-from skytune.data.batches import TokenTable
+from skytune.data.batches import Padding, TokenTable
 from skytune.data.tables import content_hash, read_split, write_split
 
 ROWS = {"input_ids": [[2, 5, 3], [2, 3], [2, 7, 8, 9, 3], [2, 6, 3]], "labels": [0, 1, 1, 0]}
@@ -105,7 +105,7 @@ def test_batches_are_the_rows_padded_on_the_right(rows: list[list[int]], picks: 
     table = pa.table(
         {"input_ids": pa.array(rows, kind), "attention_mask": pa.array([[1] * len(r) for r in rows], kind)}
     )
-    tokens = TokenTable(table, pad_id=0)
+    tokens = TokenTable(table)
     chosen = np.array([pick % len(rows) for pick in picks])
     batch = tokens.batch(chosen, multiple)
     for row, ids, mask in zip(chosen, batch["input_ids"].tolist(), batch["attention_mask"].tolist(), strict=True):
@@ -114,6 +114,13 @@ def test_batches_are_the_rows_padded_on_the_right(rows: list[list[int]], picks: 
     longest = max(1, *(len(rows[row]) for row in chosen))
     assert longest <= batch["input_ids"].shape[1] <= -(-longest // multiple) * multiple
     assert tokens.lengths.tolist() == [len(row) for row in rows]
+    left = TokenTable(table, Padding(7, left=True, types=True))
+    same = left.batch(chosen, multiple)
+    width = same["input_ids"].shape[1]
+    for row, ids, mask in zip(chosen, same["input_ids"].tolist(), same["attention_mask"].tolist(), strict=True):
+        empty = width - len(rows[row])
+        assert ids == [7] * empty + rows[row] and mask == [0] * empty + [1] * len(rows[row])
+    assert not same["token_type_ids"].any() and same["token_type_ids"].shape == same["input_ids"].shape
 
 
 def test_other_columns_become_tensors() -> None:
@@ -123,4 +130,4 @@ def test_other_columns_become_tensors() -> None:
     assert batch["pixels"].shape == (2, 1, 2) and batch["pixels"][0, 0].tolist() == [1.5, 2.0]
     assert batch["size"].tolist() == [2.5, 1.25]
     assert batch["labels"].tolist() == [0, 1]
-    assert tokens.largest_id() == -1
+    assert tokens.largest() == -1

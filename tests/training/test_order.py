@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.training.order import SampleOrder, micro_batches
+from skytune.training.prediction import eval_batches
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=200).map(lambda values: np.array(values))
 
@@ -49,6 +50,35 @@ def test_micro_batches_are_the_global_batch_however_it_is_cut(rows: int, world: 
     total = sum(m.weight * np.mean([values[row] for row in m.rows.tolist()]) for part in parts for m in part) / world
     assert total == pytest.approx(np.mean(list(values.values())), rel=1e-12)
     assert all([m.last for m in part] == [False] * (len(part) - 1) + [True] for part in parts)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=60),
+    world=st.integers(1, 4),
+    micro=st.one_of(st.none(), st.integers(1, 9)),
+)
+def test_micro_batches_of_one_length_are_the_global_batch_too(
+    lengths: list[int], world: int, micro: int | None
+) -> None:
+    found = np.array(lengths)
+    batch = np.arange(len(found))
+    parts = [
+        micro_batches(batch, step=3, rank=r, world_size=world, micro_size=micro, lengths=found) for r in range(world)
+    ]
+    assert len({len(part) for part in parts}) == 1
+    assert all([m.last for m in part] == [False] * (len(part) - 1) + [True] for part in parts)
+    assert sorted(row for part in parts for m in part for row in m.rows[: m.real]) == batch.tolist()
+    assert all(len(set(found[m.rows])) == 1 for part in parts for m in part)
+    weights = sum(m.weight for part in parts for m in part)
+    assert weights == pytest.approx(world)
+
+
+@given(lengths=st.lists(st.integers(1, 5), min_size=1, max_size=60), size=st.integers(1, 9))
+def test_evaluation_batches_of_one_length(lengths: list[int], size: int) -> None:
+    found = np.array(lengths)
+    batches = eval_batches(found, size, None, one_length=True)
+    assert sorted(np.concatenate(batches)) == list(range(len(found)))
+    assert all(len(set(found[batch])) == 1 and len(batch) <= size for batch in batches)
 
 
 def test_epochs_differ_and_seeds_differ() -> None:

@@ -4,7 +4,7 @@ from .benchmark import BenchmarkConfig, Held, PriceSource
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
 from .convert import from_dict, to_dict
-from .data import BadRows, DataConfig, DataSource
+from .data import BadRows, DataConfig, DataSource, SpecialTokens
 from .errors import ConfigError, Detached, NotReachable, Preempted, UserError, WorkerError
 from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
 from .model import ModelConfig
@@ -59,6 +59,7 @@ __all__ = [
     "ScheduleName",
     "Select",
     "Sharding",
+    "SpecialTokens",
     "StrategyConfig",
     "StrategyName",
     "UploadConfig",

@@ -16,6 +16,13 @@ class DataSource(str, Enum):
     target = "target"
 
 
+class SpecialTokens(str, Enum):
+    """What a special token that is written out in a text (`</s>`, `[SEP]`) is."""
+
+    text = "text"
+    control = "control"
+
+
 class BadRows(str, Enum):
     """What happens to a row whose text is empty or missing."""
 
@@ -86,6 +93,10 @@ class DataConfig:
 
     max_length: int | None = None
     """Longest text in tokens; empty means what the model takes. Longer texts are truncated and counted."""
+
+    special_tokens: SpecialTokens | None = None
+    """Special tokens written out in a text (`</s>`, `[SEP]`) are `text` like any other, or `control` the model as if
+    the tokenizer had put them there. Empty means what a model that was trained here was trained with, else `text`."""
 
     version: str = ""
     """Free text that is part of the data's fingerprint: change it when `_target_` reads something that changed."""

@@ -18,6 +18,20 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
+class Padding:
+    """How a tokenizer fills rows up to one length."""
+
+    token: int = 0
+    """Number of the padding token."""
+
+    left: bool = False
+    """Whether rows are filled up on the left (XLNet)."""
+
+    types: bool = False
+    """Whether rows that lack `token_type_ids` get zeros: not for every model the same as none (XLNet)."""
+
+
+@dataclass(frozen=True)
 class Ragged:
     """A column of variable-length rows: row i is `values[offsets[i]:offsets[i + 1]]`."""
 
@@ -25,14 +39,14 @@ class Ragged:
     offsets: np.ndarray
     longest: int = 1
 
-    def padded(self, rows: np.ndarray, width: int, fill: int | float) -> np.ndarray:
-        """Return the rows as one array of shape [len(rows), width], filled up on the right."""
+    def padded(self, rows: np.ndarray, width: int, fill: int | float, left: bool = False) -> np.ndarray:
+        """Return the rows as one array of shape [len(rows), width], filled up on the right, or on the left."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
-        columns = np.arange(width)
-        inside = columns < lengths[:, None]
+        columns = np.arange(width) - (width - lengths[:, None] if left else 0)
+        inside = (columns >= 0) & (columns < lengths[:, None])
         if not len(self.values):
             return np.full(inside.shape, fill, dtype=self.values.dtype)
-        index = np.minimum(starts[:, None] + columns, len(self.values) - 1)
+        index = np.clip(starts[:, None] + columns, 0, len(self.values) - 1)
         return np.where(inside, self.values[index], np.asarray(fill, dtype=self.values.dtype))
 
 
@@ -42,37 +56,49 @@ class TokenTable:
     Attributes:
         lengths: int64 [rows], tokens of every row (1 where there are no tokens).
         labels: int64 [rows] or None.
+        one_length: whether a batch may hold rows of one length only, because the model's logits depend on padding.
     """
 
-    def __init__(self, table: "pa.Table", pad_id: int = 0) -> None:
+    one_length = False
+
+    def __init__(self, table: "pa.Table", padding: Padding = Padding()) -> None:
         self.rows = table.num_rows
-        self.pad_id = pad_id
+        self.padding = padding
         self.columns: dict[str, Any] = {name: _column(table.column(name)) for name in table.column_names}
         first = self.columns.get("input_ids")
         ragged = first if isinstance(first, Ragged) else None
+        if ragged is not None and padding.types and "token_type_ids" not in self.columns:
+            zeros = np.broadcast_to(np.int8(0), ragged.values.shape)
+            self.columns["token_type_ids"] = Ragged(zeros, ragged.offsets, ragged.longest)
         self.lengths = np.diff(ragged.offsets) if ragged is not None else np.ones(self.rows, dtype=np.int64)
         labels = self.columns.get("labels")
         self.labels = labels.astype(np.int64) if isinstance(labels, np.ndarray) and labels.ndim == 1 else None
 
     @classmethod
-    def open(cls, folder: Path, pad_id: int = 0) -> "TokenTable":
+    def open(cls, folder: Path, padding: Padding = Padding()) -> "TokenTable":
         """Open the folder of one split; nothing is read before it is needed."""
-        return cls(read_split(folder), pad_id)
+        return cls(read_split(folder), padding)
 
     def __len__(self) -> int:
         return self.rows
 
-    def largest_id(self) -> int:
-        """Return the largest token id of the split, -1 where there are no tokens."""
-        column = self.columns.get("input_ids")
+    def largest(self, name: str = "input_ids") -> int:
+        """Return the largest number of a column of lists (of the token ids), -1 where there are none."""
+        column = self.columns.get(name)
         return int(column.values.max()) if isinstance(column, Ragged) and len(column.values) else -1
+
+    def count(self, token: int) -> np.ndarray:
+        """Return how often a token stands in each row, int64 [rows]."""
+        column = self.columns["input_ids"]
+        found = np.concatenate([[0], np.cumsum(column.values == token)])
+        return found[column.offsets[1:]] - found[column.offsets[:-1]]
 
     def batch(self, rows: np.ndarray, multiple: int = 1) -> dict[str, "torch.Tensor"]:
         """Return the rows as tensors by column: [n], or [n, width] padded to the longest row here.
 
         Integers become int64, floats float32. `input_ids` are padded with the tokenizer's padding id, `labels` with
-        -100, everything else with 0. The width is a multiple of `multiple`, but never more than the split's longest
-        row needs.
+        -100, everything else with 0, on the tokenizer's side. The width is a multiple of `multiple`, but never more
+        than the split's longest row needs.
         """
         import torch
 
@@ -80,9 +106,9 @@ class TokenTable:
         for name, column in self.columns.items():
             if isinstance(column, Ragged):
                 longest = int((column.offsets[rows + 1] - column.offsets[rows]).max(initial=1))
-                width = min(-(-longest // multiple) * multiple, column.longest)
-                fill = {"input_ids": self.pad_id, "labels": IGNORED}.get(name, 0)
-                values = column.padded(rows, width, fill)
+                width = longest if self.one_length else min(-(-longest // multiple) * multiple, column.longest)
+                fill = {"input_ids": self.padding.token, "labels": IGNORED}.get(name, 0)
+                values = column.padded(rows, width, fill, self.padding.left)
             elif isinstance(column, np.ndarray):
                 values = column[rows]
             else:

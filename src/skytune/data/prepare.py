@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from ..config import ConfigError, DataConfig, ModelConfig, UserError
-from ..models import check_vocabulary, fetch, load_config, load_tokenizer, max_length
+from ..models import (
+    agree_on_padding,
+    check_vocabulary,
+    fetch,
+    load_config,
+    load_tokenizer,
+    max_length,
+    read_specials_as,
+)
 from .fingerprint import fingerprint
 from .labels import Classes, encode, find_classes, labelled
 from .rows import Rows, drop_bad
@@ -222,6 +230,9 @@ def _tokenizer(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]
     tokenizer = load_tokenizer(model)
     values = None if model._target_ else load_config(model, fetch(model.name, model.revision, weights=False))
     check_vocabulary(tokenizer, values)
+    if values is not None:
+        agree_on_padding(tokenizer, values)
+    read_specials_as(tokenizer, config.special_tokens)
     limit = max_length(tokenizer, values)
     if config.max_length is not None and limit is not None and config.max_length > limit:
         raise ConfigError(f"data.max_length={config.max_length}: {model.name} takes {limit} tokens at most")

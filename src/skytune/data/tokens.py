@@ -1,10 +1,13 @@
 """Texts to tokens: columns that a trainer takes as they are, unpadded; truncation is counted, never silent."""
 
+import re
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ..config import UserError
 from ..models.quiet import quiet
 from .rows import Rows
 
@@ -15,8 +18,9 @@ BATCH = 1000
 def tokenize(rows: Rows, numbers: np.ndarray, tokenizer: Any, limit: int | None, names: list[str]) -> tuple[Any, int]:
     """Return one split as a `datasets.Dataset` in torch format, and how many texts were truncated.
 
-    Columns: `input_ids` (list of int32), `attention_mask` (list of int8), for text pairs `token_type_ids` (list of
-    int8) where the tokenizer makes them, and `labels` (class label). Nothing is padded; nothing is written to disk.
+    Columns: `input_ids` (list of int32), `attention_mask` (list of int8), `token_type_ids` (list of int8) where the
+    tokenizer makes them (for single texts only where they are not all 0, as XLNet's and Funnel's), and `labels` (class
+    label). Nothing is padded; nothing is written to disk.
 
     Args:
         rows: texts.
@@ -24,11 +28,15 @@ def tokenize(rows: Rows, numbers: np.ndarray, tokenizer: Any, limit: int | None,
         tokenizer: a transformers tokenizer.
         limit: longest row in tokens; None is no limit.
         names: class names.
+
+    Raises:
+        UserError: the tokenizer cannot take a special token that is written out in a text for text.
     """
     import datasets
 
+    _check_special_tokens(rows, tokenizer)
     wanted = ["input_ids", "attention_mask"]
-    if rows.pair is not None and "token_type_ids" in tokenizer.model_input_names:
+    if "token_type_ids" in tokenizer.model_input_names:
         wanted.append("token_type_ids")
     types = {name: pa.list_(pa.int32() if name == "input_ids" else pa.int8()) for name in wanted}
     chunks: dict[str, list[pa.Array]] = {name: [] for name in wanted}
@@ -39,6 +47,12 @@ def tokenize(rows: Rows, numbers: np.ndarray, tokenizer: Any, limit: int | None,
             truncated += cut
             for name in wanted:
                 chunks[name].append(pa.array(encoded[name], types[name]))
+    if (
+        "token_type_ids" in wanted
+        and rows.pair is None
+        and not any(c.flatten().sum().as_py() for c in chunks[wanted[2]])
+    ):
+        wanted.pop()
     columns = {name: pa.chunked_array(chunks[name], types[name]) for name in wanted}
     features: dict[str, Any] = {
         "input_ids": datasets.List(datasets.Value("int32")),
@@ -55,6 +69,31 @@ def with_labels(table: pa.Table, features: dict[str, Any], numbers: np.ndarray, 
     all_features = datasets.Features({**features, "labels": datasets.ClassLabel(names=names)})
     table = table.cast(all_features.arrow_schema)
     return datasets.Dataset(table, info=datasets.DatasetInfo(features=all_features)).with_format("torch")
+
+
+def _check_special_tokens(rows: Rows, tokenizer: Any) -> None:
+    """Refuse a text in which the tokenizer finds a special token although it is to take it for text: those whose
+    vocabulary has them as words (Unigram) do.
+
+    Raises:
+        UserError: with the row.
+    """
+    if not tokenizer.split_special_tokens:
+        return
+    others = [token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"]
+    special = {token: tokenizer.convert_tokens_to_ids(token) for token in others if isinstance(token, str)}
+    pattern = "|".join(map(re.escape, special))
+    for column in (rows.text, rows.pair):
+        if column is None or not pattern:
+            continue
+        for row in np.flatnonzero(pc.match_substring_regex(column, pattern, ignore_case=True)).tolist():
+            ids = tokenizer(column[row].as_py(), add_special_tokens=False, verbose=False)["input_ids"]
+            for token, number in special.items():
+                if number in ids:
+                    raise UserError(
+                        f"{rows.where(row)}: the text contains {token}, which this tokenizer takes for its own special "
+                        "token wherever it stands: take it out of the text, or use data.special_tokens=control"
+                    )
 
 
 def _encode(rows: Rows, start: int, tokenizer: Any, limit: int | None, wanted: list[str]) -> tuple[dict[str, Any], int]:

@@ -9,7 +9,15 @@ from .quiet import quiet
 from .saved import TARGET_FILE, SavedModel, load_saved, save_model, saved_model
 from .source import ModelSource, fetch, lacks_files, load_config, local_folder, resolve
 from .standin import AWAITS, NEW, stand_in
-from .tokenizer import check_vocabulary, load_tokenizer, max_length, vocabulary_size
+from .tokenizer import (
+    agree_on_padding,
+    check_vocabulary,
+    load_tokenizer,
+    max_length,
+    read_specials_as,
+    read_tokenizer,
+    vocabulary_size,
+)
 
 __all__ = [
     "AWAITS",
@@ -17,6 +25,7 @@ __all__ = [
     "TARGET_FILE",
     "ModelSource",
     "SavedModel",
+    "agree_on_padding",
     "build_model",
     "check_vocabulary",
     "fetch",
@@ -29,6 +38,8 @@ __all__ = [
     "local_folder",
     "max_length",
     "quiet",
+    "read_specials_as",
+    "read_tokenizer",
     "resolve",
     "save_model",
     "saved_model",

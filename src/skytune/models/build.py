@@ -10,7 +10,7 @@ from ..config.targets import instantiate
 from .quiet import quiet
 from .source import fetch, first_line, load_config
 from .standin import AWAITS, NEW, new_parameters
-from .tokenizer import check_vocabulary, read_tokenizer, vocabulary_size
+from .tokenizer import agree_on_padding, check_vocabulary, read_tokenizer, vocabulary_size
 
 logger = logging.getLogger(__name__)
 
@@ -159,8 +159,7 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
     values.problem_type = "single_label_classification"
     if tokenizer is not None:
         check_vocabulary(tokenizer, values)
-        if getattr(values, "pad_token_id", None) is None:
-            values.pad_token_id = tokenizer.pad_token_id
+        agree_on_padding(tokenizer, values)
     if config.dropout is not None:
         change_dropout(values, config.dropout)
     if type(values) not in Auto._model_mapping:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..config import ModelConfig, UserError
+from ..config import ModelConfig, SpecialTokens, UserError
 from .quiet import quiet
 from .source import TOKENIZER, ModelSource, fetch, first_line
 
@@ -21,6 +21,9 @@ OFFSET_FAMILIES = {
     "xmod",
 }
 """Model types whose position numbers start behind the padding token's number: two places fewer than the table has."""
+
+RULE = "skytune_special_tokens"
+"""Key of a tokenizer's files for what `data.special_tokens` was when it was used here first."""
 
 NO_LIMIT = 1_000_000
 """`model_max_length` at and above this is transformers' way to say that nobody knows."""
@@ -74,6 +77,41 @@ def read_tokenizer(folder: str, name: str | None = None) -> Any:
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def agree_on_padding(tokenizer: Any, config: Any) -> None:
+    """Make a tokenizer and a model's configuration name one padding token; in place, on one of the two.
+
+    A row's logits are the same alone and padded only if they do: classifiers of decoders look for the last token that
+    is not padding. They follow the tokenizer; models that count positions from the padding token have learned theirs,
+    so the tokenizer follows them.
+
+    Args:
+        tokenizer: a transformers tokenizer with a padding token.
+        config: the model's transformers configuration.
+    """
+    values = config.get_text_config()
+    learned = getattr(values, "pad_token_id", None)
+    if values.model_type in OFFSET_FAMILIES and learned is not None and 0 <= learned < vocabulary_size(tokenizer):
+        if learned != tokenizer.pad_token_id:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(learned)
+    else:
+        for level in (config, values):
+            level.pad_token_id = tokenizer.pad_token_id
+
+
+def read_specials_as(tokenizer: Any, rule: SpecialTokens | None) -> None:
+    """Have a tokenizer take special tokens that are written out in a text for text, or for what they stand for.
+
+    Its files say so from then on, so that the exported model's tokenizer does the same.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        rule: None is the one that its files say, else `text`.
+    """
+    rule = SpecialTokens(rule or tokenizer.init_kwargs.get(RULE) or SpecialTokens.text)
+    tokenizer.split_special_tokens = rule is SpecialTokens.text
+    tokenizer.init_kwargs |= {RULE: rule.value, "split_special_tokens": tokenizer.split_special_tokens}
 
 
 def max_length(tokenizer: Any, config: Any) -> int | None:

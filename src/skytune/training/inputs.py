@@ -1,30 +1,34 @@
 """What a worker reads before it computes: the splits, and the model, as a job directory names them."""
 
+import inspect
+import logging
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..config import UserError
-from ..data.batches import TokenTable
+from ..data.batches import Padding, TokenTable
 from ..job import Job, JobDir
+
+log = logging.getLogger(__name__)
 
 
 def open_tables(jobdir: JobDir, job: Job) -> dict[str, TokenTable]:
     """Open every split of the job."""
-    pad = _pad_id(jobdir, job)
     folders = {**({"train": job.train} if job.train else {}), **job.evaluation}
-    return {name: TokenTable.open(jobdir.root / folder, pad) for name, folder in folders.items()}
+    padding = _padding(jobdir, job)
+    return {name: TokenTable.open(jobdir.root / folder, padding) for name, folder in folders.items()}
 
 
-def _pad_id(jobdir: JobDir, job: Job) -> int:
-    """Return the tokenizer's padding id; 0 where there is no tokenizer, or one without padding."""
+def _padding(jobdir: JobDir, job: Job) -> Padding:
+    """Return how the job's tokenizer pads."""
     if not job.tokenizer:
-        return 0
-    from transformers import AutoTokenizer
+        return Padding()
+    from ..models import read_tokenizer
 
-    found = AutoTokenizer.from_pretrained(jobdir.root / job.tokenizer, trust_remote_code=False).pad_token_id
-    return 0 if found is None else int(found)
+    found = read_tokenizer(str(jobdir.root / job.tokenizer))
+    return Padding(int(found.pad_token_id), found.padding_side == "left", "token_type_ids" in found.model_input_names)
 
 
 def open_model(jobdir: JobDir, job: Job) -> torch.nn.Module:
@@ -32,11 +36,13 @@ def open_model(jobdir: JobDir, job: Job) -> torch.nn.Module:
     from .. import models
 
     weights = str(jobdir.root / job.weights) if job.weights else None
-    if job.kind == "predict":
-        folder = Path(weights or job.config.checkpoint.path or "")
-        return _aligned(models.load_saved(folder, job.config.model._target_))
     tokenizer = str(jobdir.root / job.tokenizer) if job.tokenizer else None
-    return _aligned(models.build_model(job.config.model, weights, job.labels, job.config.seed, tokenizer))
+    if job.kind == "train":
+        return _aligned(models.build_model(job.config.model, weights, job.labels, job.config.seed, tokenizer))
+    model = models.load_saved(Path(weights or job.config.checkpoint.path or ""), job.config.model._target_)
+    if tokenizer and hasattr(getattr(model, "config", None), "get_text_config"):
+        models.agree_on_padding(models.read_tokenizer(tokenizer), model.config)
+    return _aligned(model)
 
 
 def _aligned(model: torch.nn.Module) -> torch.nn.Module:
@@ -58,12 +64,47 @@ def check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> N
         size = int(model.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError, TypeError):
         return
+    types = getattr(getattr(model, "config", None), "type_vocab_size", None)
     for name, table in tables.items():
-        if table.largest_id() >= size:
+        if table.largest() >= size:
             raise UserError(
-                f"the tokenizer does not fit the model: split '{name}' has token id {table.largest_id()}, "
+                f"the tokenizer does not fit the model: split '{name}' has token id {table.largest()}, "
                 f"the model knows {size}; use the model's own tokenizer (model.tokenizer=null)"
             )
+        if types and table.largest("token_type_ids") >= types:
+            raise UserError(
+                f"the tokenizer does not fit the model: split '{name}' has token type "
+                f"{table.largest('token_type_ids')}, the model knows {types}; use the model's own tokenizer "
+                "(model.tokenizer=null)"
+            )
+
+
+def fit_columns(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
+    """Leave out of the tables what the model's forward does not take.
+
+    Raises:
+        UserError: it takes no labels, or needs what the rows do not have.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    # Models of transformers hand further arguments on to kernels that look at none of them.
+    own = not type(model).__module__.startswith("transformers.")
+    anything = own and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    needed = {p.name for p in parameters if p.name in named and p.default is p.empty}
+    kind = type(model).__name__
+    for split, table in tables.items():
+        lacking = sorted(needed - table.columns.keys())
+        if lacking:
+            has = ", ".join(table.columns)
+            raise UserError(f"{kind}.forward needs {lacking[0]}, which the rows of '{split}' do not have ({has})")
+        if anything:
+            continue
+        if split == "train" and "labels" not in named:
+            raise UserError(f"{kind}.forward takes no labels; with labels it must return loss and logits")
+        for name in sorted(table.columns.keys() - named - {"labels"}):
+            if name not in ("attention_mask", "token_type_ids") or table.largest(name) > (name == "attention_mask"):
+                log.info("%s.forward takes no %s: this column of '%s' is left out", kind, name, split)
+            del table.columns[name]
 
 
 def labels_of(table: TokenTable, split: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from ..config import RunConfig
 from ..data.batches import TokenTable
 from .compiling import WIDTH
 from .devices import World
-from .order import MicroBatch, SampleOrder, micro_batches
+from .order import MicroBatch, SampleOrder
 
 Tensors = dict[str, torch.Tensor]
 Item = tuple[MicroBatch, Tensors]
@@ -60,13 +60,7 @@ class _Plan(Sampler[MicroBatch]):
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for step in self.steps:
-            yield from micro_batches(
-                self.order.rows(step),
-                step=step,
-                rank=self.world.rank,
-                world_size=self.world.size,
-                micro_size=self.micro_size,
-            )
+            yield from self.order.micro_batches(step, self.world.rank, self.world.size, self.micro_size)
 
 
 class _Batches(Dataset[Item]):

@@ -10,7 +10,7 @@ pools of a shuffled order is the usual remedy (Khomenko
 et al. 2016, "Accelerating recurrent neural network training using sequence bucketing", arXiv:1708.05604).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,10 +32,18 @@ class SampleOrder:
         global_size: rows of a global batch; the last one of an epoch may have fewer.
         bucket_batches: global batches in a pool; 1 means no bucketing.
         limit: global batches used of every epoch, None for all.
+        one_length: whether all rows of a micro-batch must have one length.
     """
 
     def __init__(
-        self, lengths: np.ndarray, *, seed: int, global_size: int, bucket_batches: int = 50, limit: int | None = None
+        self,
+        lengths: np.ndarray,
+        *,
+        seed: int,
+        global_size: int,
+        bucket_batches: int = 50,
+        limit: int | None = None,
+        one_length: bool = False,
     ) -> None:
         if len(lengths) == 0:
             raise ValueError("there are no rows to order")
@@ -43,9 +51,17 @@ class SampleOrder:
         self.seed = seed
         self.global_size = global_size
         self.bucket_batches = bucket_batches
+        self.one_length = one_length
         every = -(-len(self.lengths) // global_size)
         self.steps_per_epoch = every if limit is None else min(every, limit)
         self._cached: tuple[int, list[np.ndarray]] | None = None
+
+    def micro_batches(self, step: int, rank: int, world_size: int, micro_size: int | None) -> list["MicroBatch"]:
+        """Return the micro-batches of one process in an optimizer step."""
+        lengths = self.lengths if self.one_length else None
+        return micro_batches(
+            self.rows(step), step=step, rank=rank, world_size=world_size, micro_size=micro_size, lengths=lengths
+        )
 
     def position(self, step: int) -> Position:
         """Return the position of an optimizer step (steps count from 0)."""
@@ -103,19 +119,30 @@ class MicroBatch:
 
 
 def micro_batches(
-    rows: np.ndarray, *, step: int, rank: int, world_size: int, micro_size: int | None
+    rows: np.ndarray,
+    *,
+    step: int,
+    rank: int,
+    world_size: int,
+    micro_size: int | None,
+    lengths: np.ndarray | None = None,
 ) -> list[MicroBatch]:
     """Cut a global batch into the micro-batches of one process; every process gets the same number of them.
 
-    Rows are dealt out in turn, so that processes get rows of like lengths where the batch is sorted by length.
+    Rows are dealt out in turn, so that processes get rows of like lengths where the batch is sorted by length. With
+    `lengths` (of all rows there are) rows of one length are dealt out at a time, and no micro-batch has two.
     """
-    share = -(-len(rows) // world_size)
-    size = min(micro_size or share, share)
-    mine = rows[rank::world_size]
-    count = -(-share // size)
+    groups = [rows]
+    if lengths is not None:
+        groups = [rows[lengths[rows] == length] for length in np.unique(lengths[rows])]
     found = []
-    for number in range(count):
-        part = mine[number * size : (number + 1) * size]
-        weight = len(part) * world_size / len(rows)
-        found.append(MicroBatch(step, part if len(part) else rows[:1], weight, number == count - 1, len(part)))
+    for group in groups:
+        share = -(-len(group) // world_size)
+        size = min(micro_size or share, share)
+        mine = group[rank::world_size]
+        for start in range(0, share, size):
+            part = mine[start : start + size]
+            weight = len(part) * world_size / len(rows)
+            found.append(MicroBatch(step, part if len(part) else group[:1], weight, False, len(part)))
+    found[-1] = replace(found[-1], last=True)
     return found

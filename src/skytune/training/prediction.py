@@ -20,14 +20,16 @@ from .together import gather_bytes
 Autocast = Callable[[], AbstractContextManager[None]]
 
 
-def eval_batches(lengths: np.ndarray, batch_size: int, limit: int | None) -> list[np.ndarray]:
+def eval_batches(lengths: np.ndarray, batch_size: int, limit: int | None, one_length: bool = False) -> list[np.ndarray]:
     """Return the row numbers of every evaluation batch, longest rows first (so a lack of memory shows at once).
 
-    With `limit` the first `limit * batch_size` rows of the split are used, not its longest ones.
+    With `limit` the first `limit * batch_size` rows of the split are used, not its longest ones. With `one_length` all
+    rows of a batch have the same.
     """
     count = len(lengths) if limit is None else min(len(lengths), limit * batch_size)
     order = np.argsort(-np.asarray(lengths[:count]), kind="stable")
-    return [order[start : start + batch_size] for start in range(0, count, batch_size)]
+    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if one_length else [order]
+    return [group[start : start + batch_size] for group in groups for start in range(0, len(group), batch_size)]
 
 
 @torch.no_grad()
@@ -57,7 +59,7 @@ def predict(
     """
     at_once = at_once or AtOnce(batch_size)
     model.eval()
-    batches = eval_batches(table.lengths, batch_size, limit)
+    batches = eval_batches(table.lengths, batch_size, limit, table.one_length)
     rows: list[np.ndarray] = []
     logits: list[np.ndarray] = []
     # Every process makes the same number of calls (if memory lasts): a sharded model gathers its weights in each.

@@ -10,7 +10,7 @@ from .callbacks import Callbacks, Run
 from .checkpointing import Checkpoints
 from .compiling import WIDTH
 from .flops import peak, utilization
-from .order import SampleOrder, micro_batches
+from .order import SampleOrder
 from .recording import BestWeights
 from .steps import Steps
 from .strategy import size
@@ -86,14 +86,12 @@ def padding_share(order: SampleOrder, run: Run) -> float:
     steps of it: it is looked at when the run is over, and the devices wait)."""
     real = computed = 0
     taken = min(run.step, order.steps_per_epoch)
-    multiple, longest = run.config.batch.pad_multiple or WIDTH, int(order.lengths.max())
+    multiple = 1 if order.one_length else run.config.batch.pad_multiple or WIDTH
+    longest = int(order.lengths.max())
     for step in range(0, taken, max(1, taken // LOOKS)):
-        rows = order.rows(step)
-        real += int(order.lengths[rows].sum())
+        real += int(order.lengths[order.rows(step)].sum())
         for rank in range(run.world.size):
-            for micro in micro_batches(
-                rows, step=step, rank=rank, world_size=run.world.size, micro_size=run.micro_batch
-            ):
+            for micro in order.micro_batches(step, rank, run.world.size, run.micro_batch):
                 width = -(-int(order.lengths[micro.rows].max()) // multiple) * multiple
                 computed += len(micro.rows) * min(width, longest)
     return round(1 - real / max(computed, 1), 4)

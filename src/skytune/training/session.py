@@ -26,12 +26,13 @@ from .ema import Ema
 from .export import refuse_partial, shapes_of
 from .fast.opening import open_steps
 from .flops import Work, work_of
-from .inputs import check_vocabulary, labels_of, open_model, open_tables
+from .inputs import check_vocabulary, fit_columns, labels_of, open_model, open_tables
 from .loop import total_steps, train
 from .memory import AtOnce, explained, micro_batch
 from .metrics import check, compute
 from .order import SampleOrder
 from .outputs import write_predictions
+from .padding_check import check_padding
 from .prediction import predict
 from .preemption import FLAG_FILE, Notice
 from .profiler import Profiler
@@ -40,6 +41,7 @@ from .recording import BestWeights, History
 from .results import Phases, Trained
 from .snapshot import Snapshot
 from .strategy import Strategy, build_strategy
+from .together import main_does
 from .tracking import Tracking
 from .upload import Upload
 from .versions import versions
@@ -67,7 +69,15 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         gc.freeze()  # what was imported stays: neither training nor the end of the process looks at it again
         gc.enable()
         model = open_model(jobdir, job)
+        fit_columns(model, tables)
         check_vocabulary(model, tables)
+        for reason in filter(
+            None, [main_does(world, lambda: check_padding(model, tables, config.data.special_tokens))]
+        ):
+            if world.main:
+                log.warning("%s; batches are cut so that all their rows have one length, which takes longer", reason)
+            for table in tables.values():
+                table.one_length = True
         shapes, work = shapes_of(model), work_of(model)
         strategy = build_strategy(config, world)
         if job.kind == "train":
@@ -132,6 +142,7 @@ def _train(
         global_size=config.batch.global_size,
         bucket_batches=config.batch.bucket_batches,
         limit=config.limit_train_batches,
+        one_length=table.one_length,
     )
     optimizer = strategy.make_optimizer(config.optimizer)
     run = Run(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from skytune.data.batches import TokenTable
+from skytune.data.batches import Padding, TokenTable
 
 SMALL = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 
@@ -60,6 +60,6 @@ def rows_of():
         columns = {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
         if types:
             columns["token_type_ids"] = [[0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2) for row in ids]
-        return TokenTable(pa.table({**columns, "labels": random.integers(0, 3, size=rows)}), pad)
+        return TokenTable(pa.table({**columns, "labels": random.integers(0, 3, size=rows)}), Padding(pad))
 
     return make

@@ -13,6 +13,8 @@ from skytune.training.fast.packing import DeviceTable
 from skytune.training.fast.step import PackedStep
 from skytune.training.schedule import build_optimizer
 
+NONE = np.zeros(0, dtype=np.int32)
+
 
 def padded_loss(model: torch.nn.Module, data: TokenTable, rows: np.ndarray) -> torch.Tensor:
     return model(**data.batch(rows)).loss
@@ -23,7 +25,7 @@ def test_packed_training_is_padded_training(kind, tiny, rows_of):
     """Ten AdamW steps with clipping: losses, norms and weights of the module loop with torch's own optimizer."""
     config = OptimizerConfig(lr=3e-3, weight_decay=0.1, clip_norm=0.5)
     plain, model = tiny(kind).train(), tiny(kind).train()
-    assert why_not(model) == ""
+    assert why_not(model, NONE) == ""
     pad = int(model.config.pad_token_id)
     data = rows_of(40, pad, types=kind == "bert")
     reference = build_optimizer(config, plain)
@@ -103,11 +105,13 @@ def test_half_precision_keeps_the_weights_whole(tiny, rows_of):
 
 
 def test_why_a_model_has_no_packed_form(tiny):
-    assert why_not(tiny()) == ""
+    assert why_not(tiny(), NONE) == ""
     frozen = tiny()
     frozen.base_model.embeddings.requires_grad_(False)
-    assert "frozen" in why_not(frozen)
+    assert "frozen" in why_not(frozen, NONE)
     relu = tiny()
     relu.config.hidden_act = "relu"
-    assert "relu" in why_not(relu)
-    assert "no packed form" in why_not(torch.nn.Linear(2, 2))
+    assert "relu" in why_not(relu, NONE)
+    assert "no packed form" in why_not(torch.nn.Linear(2, 2), NONE)
+    padded = np.array([5, 1, 6], dtype=np.int32)
+    assert why_not(tiny(), padded) == "" and "padding token" in why_not(tiny("roberta"), padded)

@@ -83,7 +83,7 @@ def _rows():
 
     random = np.random.default_rng(4)
     ids = [random.integers(4, 60, size=n).tolist() for n in random.integers(1, 40, size=20)]
-    return TokenTable(pa.table({"input_ids": ids, "labels": random.integers(0, 3, size=20)}), 0)
+    return TokenTable(pa.table({"input_ids": ids, "labels": random.integers(0, 3, size=20)}))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

@@ -48,7 +48,7 @@ def trained(vocabulary: int, micro: int, rank: int, size: int) -> Trained:
     model = transformers.BertForSequenceClassification(config).train()
     random = np.random.default_rng(1)
     ids = [random.integers(0, vocabulary, size=n).tolist() for n in random.integers(1, 23, size=20)]
-    data = TokenTable(pa.table({"input_ids": ids, "labels": random.integers(0, 2, size=20)}), 0)
+    data = TokenTable(pa.table({"input_ids": ids, "labels": random.integers(0, 2, size=20)}))
     order = SampleOrder(data.lengths, seed=3, global_size=BATCH, bucket_batches=1)
     optimizer = build_optimizer(OptimizerConfig(lr=3e-3), model)
     steps = PackedSteps(

@@ -49,9 +49,12 @@ def why_not(
     more = set(table.columns) - COLUMNS
     if more:
         return f"the rows have more columns ({', '.join(sorted(more))})"
-    if not isinstance(table.columns.get("input_ids"), Ragged) or table.labels is None:
+    if table.one_length:
+        return "the model's logits depend on padding"
+    ids = table.columns.get("input_ids")
+    if not isinstance(ids, Ragged) or table.labels is None:
         return "the rows are not tokens with one label each"
     mask = table.columns.get("attention_mask")
     if isinstance(mask, Ragged) and not mask.values.all():
         return "some tokens are masked inside their rows"
-    return models.why_not(model)
+    return models.why_not(model, ids.values)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -105,8 +106,9 @@ FAMILIES = {
 }
 
 
-def why_not(model: nn.Module) -> str:
-    """Return why a model has no packed form, as the end of a sentence; empty if it has one."""
+def why_not(model: nn.Module, tokens: np.ndarray) -> str:
+    """Return why a model has no packed form for these tokens (of all rows), as the end of a sentence; empty if it has
+    one."""
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
     family = FAMILIES.get(kind)
@@ -122,6 +124,8 @@ def why_not(model: nn.Module) -> str:
     head = _width(model) // _heads(model)
     if head not in (16, 32, 64, 128):
         return f"its attention heads have {head} features"
+    if family.padded_positions and (tokens == model.config.pad_token_id).any():
+        return "texts contain the padding token, which gets no position"
     if any(not p.requires_grad for p in model.parameters()):
         return "some of its weights are frozen"
     if len({id(p) for p in model.parameters()}) != sum(1 for _ in model.named_parameters(remove_duplicate=False)):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..order import SampleOrder, micro_batches
+from ..order import SampleOrder
 from ..seeding import step_seed
 from .models import PackedModel
 from .packing import GRAIN, DeviceTable, choose_budgets
@@ -180,7 +180,7 @@ class PackedSteps:
 
     def _micros(self, step: int) -> list[Micro]:
         rows = self.order.rows(step)
-        cut = micro_batches(rows, step=step, rank=self.rank, world_size=self.world_size, micro_size=self.micro_size)
+        cut = self.order.micro_batches(step, self.rank, self.world_size, self.micro_size)
         share = -(-len(rows) // self.world_size)
         size = min(self.micro_size, share)
         # [share, processes] as `micro_batches` deals rows out, then [micro-batches, processes].

@@ -1,0 +1,104 @@
+"""Whether a row's logits are the same alone and padded, tried out on a few rows before all else.
+
+They are not with a model that has no mask (FNet), whose convolutions look beyond a row's end (ConvBERT), or that counts
+positions from the side that is padded. Then a batch may hold rows of one length only; nothing else would be right, and
+scores would depend on `eval.batch_size`.
+"""
+
+import copy
+import logging
+
+import numpy as np
+import torch
+
+from ..config import SpecialTokens, UserError
+from ..data.batches import Ragged, TokenTable
+from ..models.build import seeded
+from .prediction import logits_of
+
+log = logging.getLogger(__name__)
+
+WITHIN = 1e-5
+"""Largest difference, as a share of the largest logit, that passes for rounding. What float32 shows beyond it is looked
+at in float64."""
+
+WORK = 2e11
+"""Weights times tokens of the longest row that is tried: a second or so on a CPU."""
+
+
+def check_padding(model: torch.nn.Module, tables: dict[str, TokenTable], special: SpecialTokens | None) -> str:
+    """Return why all rows of a batch must have one length, as a sentence; empty if they need not.
+
+    Args:
+        model: not wrapped yet, on the CPU.
+        tables: of which rows are tried.
+        special: how special tokens in texts were read, for messages.
+
+    Raises:
+        UserError: rows cannot be computed together, or the logits of a row depend on others of the same length.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), seeded(0):
+            reasons = [_check(model, name, table, special) for name, table in tables.items()]
+    finally:
+        model.train(training)
+    return next(filter(None, reasons), "")
+
+
+def _check(model: torch.nn.Module, split: str, table: TokenTable, special: SpecialTokens | None) -> str:
+    rows = _chosen(model, table)
+    if len(rows) < 2:
+        return ""
+    alone = [_logits(model, table, rows[number : number + 1]) for number in range(len(rows))]
+    try:
+        padded = _logits(model, table, rows)
+    except (ValueError, IndexError, RuntimeError) as error:
+        way = "data.special_tokens=text" if special is SpecialTokens.control else "model.tokenizer=null (its own)"
+        raise UserError(
+            f"{type(model).__name__} cannot compute rows {', '.join(str(row + 1) for row in rows)} of '{split}' "
+            f"together: {str(error).partition(chr(10))[0]}; {way} may help"
+        ) from error
+    if _close(torch.cat(alone), padded):
+        return ""
+    try:
+        exact = copy.deepcopy(model).double()
+        first, both = (_logits(exact, table, rows[[0] * times]) for times in (1, 2))
+        alone = [_logits(exact, table, rows[number : number + 1]) for number in range(len(rows))]
+        padded = _logits(exact, table, rows)
+    except (RuntimeError, TypeError, NotImplementedError):  # a model that has its own ideas of number formats
+        first, both = (_logits(model, table, rows[[0] * times]) for times in (1, 2))
+    if not _close(first.expand_as(both), both, 1e-4):
+        raise UserError(
+            f"{type(model).__name__}: the logits of a row change with the other rows of its batch (row {rows[0] + 1} "
+            f"of '{split}', alone and twice), so no prediction is a row's own; look at the model's forward"
+        )
+    if _close(torch.cat(alone), padded):
+        return ""
+    without = "has no attention mask" if "attention_mask" not in table.columns else "looks at padding"
+    return f"{type(model).__name__} {without}: the logits of a row are not the same alone and padded"
+
+
+def _chosen(model: torch.nn.Module, table: TokenTable) -> np.ndarray:
+    """Return the rows to try: of different lengths, and those with the fewest and the most end tokens."""
+    if not isinstance(table.columns.get("input_ids"), Ragged):
+        return np.zeros(0, dtype=np.int64)
+    longest = np.clip(WORK / max(1, sum(p.numel() for p in model.parameters())), 16, 512)
+    order = np.argsort(table.lengths, kind="stable")
+    order = order[: max(1, np.searchsorted(table.lengths[order], longest, "right"))]
+    chosen = [order[0], order[len(order) // 2], order[-1]]
+    end = getattr(getattr(model, "config", None), "eos_token_id", None)
+    if isinstance(end, int):
+        ends = table.count(end)
+        chosen += [ends.argmin(), ends.argmax()] if ends.min() < ends.max() else []
+    return np.unique(chosen)
+
+
+def _logits(model: torch.nn.Module, table: TokenTable, rows: np.ndarray) -> torch.Tensor:
+    tensors = {name: tensor for name, tensor in table.batch(rows).items() if name != "labels"}
+    return logits_of(model(**tensors)).double()
+
+
+def _close(found: torch.Tensor, wanted: torch.Tensor, within: float = WITHIN) -> bool:
+    return bool((found - wanted).abs().max() <= within * wanted.abs().max())
