@@ -192,6 +192,7 @@ def test_a_type_without_text_classifier_says_so(tmp_path):
     from transformers import ViTConfig
 
     ViTConfig().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError, match="no text classifier of type 'vit'"):
         build_model(ModelConfig(name=str(tmp_path)), None, LABELS, 1)
 

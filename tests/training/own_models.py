@@ -10,8 +10,8 @@ class Words(torch.nn.Module):
 
     Args:
         normed: a batch normalization between them.
-        extra: what a linear layer that stands beside them takes part in: `none` of the passes, or in those of `odd`
-            widths.
+        extra: what a linear layer that stands beside them takes part in: `none` of the passes, or in those in
+            training with an `odd` number of tokens.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Words(torch.nn.Module):
     ) -> dict[str, Any]:
         mask = attention_mask.unsqueeze(-1).float()
         mean = (self.vectors(input_ids) * mask).sum(1) / mask.sum(1)
-        if self.extra is not None and self.odd and int(attention_mask.sum()) % 2:
+        if self.extra is not None and self.odd and self.training and int(attention_mask.sum()) % 2:
             mean = self.extra(mean)
         logits = self.head(self.norm(mean))
         return {"loss": None if labels is None else torch.nn.functional.cross_entropy(logits, labels), "logits": logits}

@@ -125,8 +125,8 @@ def own(
     (tmp_path / "own_words.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def train_own(name: str, args: dict[str, Any], **groups: Any) -> dict[str, np.ndarray]:
-        model = {"_target_": f"own_words.{name}", "args": args}
+    def train_own(kind: str, args: dict[str, Any], **groups: Any) -> dict[str, np.ndarray]:
+        model = {"_target_": f"own_words.{kind}", "args": args}
         done = run_job(model=model, max_steps=3, log={"every_steps": 1}, **groups)
         losses = [record["train/loss"] for record in done.history if "train/loss" in record]
         return {"losses": np.array(losses), "logits": read_predictions(done.job.predictions("test"))[2]}
@@ -165,7 +165,7 @@ def test_what_forward_does_not_take_or_lacks_is_one_line(own: Callable[..., dict
 def test_end_tokens_in_texts_as_control_are_refused_where_the_model_counts_them(
     name: str, made: Callable[..., Made]
 ) -> None:
-    with pytest.raises(UserError, match=r"together: All examples must .*data\.special_tokens=text may help$"):
+    with pytest.raises(UserError, match=r"together: All examples must .* data\.special_tokens=text may help"):
         made(name, special_tokens="control")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..common.json import load_json
 from ..config import ModelConfig, UserError
 from ..config.installing import add_extra
+from .formats import check_format
 from .hashing import hash_file, hash_target, hash_values
 from .hub import commit_of, snapshot
 from .quiet import quiet
@@ -54,7 +55,7 @@ def resolve(config: ModelConfig) -> ModelSource:
     if config._target_:
         code = hash_target(config._target_, config.args, "model._target_")
         return ModelSource(config._target_, None, None, hash_values(code, _tokenizer_print(config)))
-    path = local_folder(config.name, "model.name")
+    path = local_folder(config.name, "model.name", config.pretrained)
     if path is None:
         revision, _ = commit_of("model", config.name, config.revision)
         fingerprint = revision
@@ -89,17 +90,17 @@ def fetch(name: str, revision: str | None = None, weights: bool = True, key: str
     Raises:
         UserError, NotReachable: as in `resolve`.
     """
-    local = local_folder(name, key)
+    local = local_folder(name, key, weights)
     if local is None:
         refuse_code(local := snapshot(name, revision, weights, config=key != TOKENIZER), f"{key}={name}")
     return local
 
 
-def local_folder(name: str, key: str) -> str | None:
+def local_folder(name: str, key: str, weights: bool = True) -> str | None:
     """Return the folder of a packaged or local model, or None for a name that can only be on the Hub.
 
     Raises:
-        UserError: the package is not installed, or the folder is not there or holds no `config.json`.
+        UserError: the package is not installed, or the folder is not there or not of the kind that is read here.
     """
     if (stand_in := folder_for(name)) is not None:
         return stand_in
@@ -108,8 +109,8 @@ def local_folder(name: str, key: str) -> str | None:
         return str(packaged_path(package, inside, f"model '{name}'"))
     path = Path(name).expanduser()
     if path.is_dir():
-        if key != TOKENIZER and not (path / "config.json").is_file():
-            raise UserError(f"{key}={name}: this folder holds no config.json, so it is no Hugging Face model")
+        if key != TOKENIZER:
+            check_format(path.absolute(), f"{key}={name}", weights)
         refuse_code(str(path), f"{key}={name}")
         return str(path.absolute())
     if path.exists():

@@ -11,9 +11,10 @@ import logging
 import numpy as np
 import torch
 
-from ..config import SpecialTokens, UserError
+from ..config import UserError
 from ..data.batches import Ragged, TokenTable
 from ..models.build import seeded
+from ..models.source import first_line
 from .prediction import logits_of
 
 log = logging.getLogger(__name__)
@@ -26,13 +27,12 @@ WORK = 2e11
 """Weights times tokens of the longest row that is tried: a second or so on a CPU."""
 
 
-def check_padding(model: torch.nn.Module, tables: dict[str, TokenTable], special: SpecialTokens | None) -> str:
+def check_padding(model: torch.nn.Module, tables: dict[str, TokenTable]) -> str:
     """Return why all rows of a batch must have one length, as a sentence; empty if they need not.
 
     Args:
         model: not wrapped yet, on the CPU.
         tables: of which rows are tried.
-        special: how special tokens in texts were read, for messages.
 
     Raises:
         UserError: rows cannot be computed together, or the logits of a row depend on others of the same length.
@@ -41,13 +41,13 @@ def check_padding(model: torch.nn.Module, tables: dict[str, TokenTable], special
     model.eval()
     try:
         with torch.no_grad(), seeded(0):
-            reasons = [_check(model, name, table, special) for name, table in tables.items()]
+            reasons = [_check(model, name, table) for name, table in tables.items()]
     finally:
         model.train(training)
     return next(filter(None, reasons), "")
 
 
-def _check(model: torch.nn.Module, split: str, table: TokenTable, special: SpecialTokens | None) -> str:
+def _check(model: torch.nn.Module, split: str, table: TokenTable) -> str:
     rows = _chosen(model, table)
     if len(rows) < 2:
         return ""
@@ -55,10 +55,10 @@ def _check(model: torch.nn.Module, split: str, table: TokenTable, special: Speci
     try:
         padded = _logits(model, table, rows)
     except (ValueError, IndexError, RuntimeError) as error:
-        way = "data.special_tokens=text" if special is SpecialTokens.control else "model.tokenizer=null (its own)"
         raise UserError(
             f"{type(model).__name__} cannot compute rows {', '.join(str(row + 1) for row in rows)} of '{split}' "
-            f"together: {str(error).partition(chr(10))[0]}; {way} may help"
+            f"together: {first_line(error)}; data.special_tokens=text may help, or the model's own tokenizer "
+            "(model.tokenizer=null)"
         ) from error
     if _close(torch.cat(alone), padded):
         return ""

@@ -71,9 +71,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         model = open_model(jobdir, job)
         fit_columns(model, tables)
         check_vocabulary(model, tables)
-        for reason in filter(
-            None, [main_does(world, lambda: check_padding(model, tables, config.data.special_tokens))]
-        ):
+        for reason in filter(None, [main_does(world, lambda: check_padding(model, tables))]):
             if world.main:
                 log.warning("%s; batches are cut so that all their rows have one length, which takes longer", reason)
             for table in tables.values():

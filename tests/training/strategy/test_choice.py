@@ -215,3 +215,31 @@ def test_the_loss_of_uneven_shares_is_that_of_the_whole_batch() -> None:
     assert torch.allclose(whole["loss"], model(input_ids=tokens, labels=labels).loss, atol=1e-6)
     assert whole["logits"].shape == (5, 2)
     assert set(joined(counted(input_ids=tokens))) == {"logits"}
+
+
+@pytest.mark.parametrize("kind", ["funnel", "squeezebert"])
+def test_fsdp_shards_lists_of_lists_and_names_a_model_that_calls_past_its_blocks(kind: str, tmp_path: Path) -> None:
+    from tiny_architectures import make_model
+
+    from skytune.config import ModelConfig
+    from skytune.models import build_model
+
+    folder = make_model(kind, tmp_path / kind, ["the film was good", "a dull plot"] * 9)
+    config = from_dict(RunConfig, {"model": {"name": str(folder)}, "strategy": {"name": "fsdp"}})
+    strategy = build_strategy(config, World(0, 1, torch.device("cpu"), Precision.fp32, Precision.fp32))
+    model = build_model(ModelConfig(name=str(folder)), None, ["a", "b"], 0)
+    assert len(find_blocks(model)) == 2
+    try:
+        strategy.prepare(model)
+        batch = {"input_ids": torch.tensor([[2, 5, 6, 3]] * 2), "labels": torch.tensor([0, 1])}
+        with strategy.micro_step(True):
+            with strategy.autocast():
+                loss = strategy.module(**batch).loss
+            strategy.backward(loss)
+        assert kind == "funnel" and loss.isfinite()
+        assert all(hasattr(p.grad, "to_local") for p in strategy.model.parameters() if p.grad is not None)
+    except UserError as error:
+        assert kind == "squeezebert" and "\n" not in str(error)
+        assert str(error).startswith("strategy=fsdp: FSDPSqueezeBert") and "strategy=ddp" in str(error)
+    finally:
+        strategy.close()

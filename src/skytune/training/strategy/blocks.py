@@ -14,7 +14,7 @@ def find_blocks(model: torch.nn.Module, name: str | None = None) -> list[torch.n
     """Return the model's blocks, in order.
 
     Without a class name they are those that the model itself says must not be split (`_no_split_modules` of
-    transformers), else the members of its longest list of modules of one class; [] where there is none.
+    transformers), else those that are listed, of the class that the longest list has; [] where there is none.
 
     Raises:
         ConfigError: no module of that class; the message names those that repeat.
@@ -31,7 +31,9 @@ def find_blocks(model: torch.nn.Module, name: str | None = None) -> list[torch.n
     if found:
         return found
     lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len({type(i) for i in m}) == 1]
-    return max(lists, key=len, default=[])
+    lists = [blocks for blocks in lists if not isinstance(blocks[0], torch.nn.ModuleList)]  # Funnel's, lists of lists
+    kind = type(max(lists, key=len)[0]) if lists else None
+    return [block for blocks in lists for block in blocks if type(block) is kind]
 
 
 def checkpoint_activations(blocks: list[torch.nn.Module]) -> None:

@@ -117,6 +117,20 @@ class FullyShard(Strategy):
         return None
 
     @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Weights are whole only while the blocks that they lie in are called."""
+        try:
+            with super().autocast():
+                yield
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise UserError(
+                f"strategy=fsdp: {type(self.model).__name__} uses weights of a block without calling it, so they are "
+                "still cut up; with strategy=ddp or optimizer_sharding every process has them whole"
+            ) from error
+
+    @contextlib.contextmanager
     def _exchanging(self, wanted: bool) -> Iterator[None]:
         if self.config.strategy.sharding is Sharding.grad_op:
             self.model.set_requires_gradient_sync(wanted)
