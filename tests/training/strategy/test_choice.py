@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,6 +241,6 @@ def test_fsdp_shards_lists_of_lists_and_names_a_model_that_calls_past_its_blocks
         assert all(hasattr(p.grad, "to_local") for p in strategy.model.parameters() if p.grad is not None)
     except UserError as error:
         assert kind == "squeezebert" and "\n" not in str(error)
-        assert str(error).startswith("strategy=fsdp: FSDPSqueezeBert") and "strategy=ddp" in str(error)
+        assert str(error).startswith("strategy=fsdp: SqueezeBert") and "strategy=ddp" in str(error)
     finally:
         strategy.close()

@@ -126,8 +126,8 @@ class FullyShard(Strategy):
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise UserError(
-                f"strategy=fsdp: {type(self.model).__name__} uses weights of a block without calling it, so they are "
-                "still cut up; with strategy=ddp or optimizer_sharding every process has them whole"
+                f"strategy=fsdp: {type(self.model).__name__.removeprefix('FSDP')} uses weights of a block without "
+                "calling it, so they are still cut up; with strategy=ddp or optimizer_sharding every process has them whole"
             ) from error
 
     @contextlib.contextmanager
