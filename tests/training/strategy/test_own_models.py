@@ -51,6 +51,17 @@ def test_weights_that_took_no_part_are_named(run_job: Any, strategy: str, extra:
     assert "strategy.find_unused_parameters=true" in said
 
 
+def test_fsdp_counts_what_only_some_processes_used(run_job: Any) -> None:
+    """As DDP does when it looks for such weights; an exchange of unlike sizes would end both processes."""
+    found = []
+    for strategy, unused in (("ddp", True), ("fsdp", False)):
+        groups = {"strategy": {"name": strategy, "find_unused_parameters": unused}, "launch": TWO, "max_steps": 6}
+        done = run_job(name=f"odd-{strategy}", model=words(extra="odd"), optimizer={"weight_decay": 0.1}, **groups)
+        found.append(weights(done))
+    for name, weight in found[0].items():
+        np.testing.assert_allclose(found[1][name], weight, atol=1e-6, err_msg=name)
+
+
 def test_averages_and_unused_weights_when_the_strategy_changes(run_job: Any, tmp_path: Path) -> None:
     """The averaged weights of one process, from sharded strategies that go on from each other's checkpoints, of a model
     of which a part never takes part: with an optimizer that keeps nothing, and so has nothing in a checkpoint."""

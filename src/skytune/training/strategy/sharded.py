@@ -1,12 +1,13 @@
 """FSDP2: weights, gradients and optimizer state cut up over processes, with torch's `fully_shard` on every block.
 
 Every weight is a DTensor of which this process holds some rows. A block's weights are gathered before its forward and
-backward pass; gradients are averaged and cut up again as they arise. So all processes must use the same blocks, and
-outside of them the same weights, in every pass.
+backward pass; gradients are averaged and cut up again as they arise. So all processes must use the same blocks in every
+pass; of a block's weights, those that only some processes used count as 0 in the others.
 """
 
 import contextlib
 import copy
+import functools
 import logging
 import os
 import re
@@ -47,6 +48,8 @@ class FullyShard(Strategy):
         super().__init__(config, world)
         self.owns_group = own_group(world)
         self.skeleton: torch.nn.Module | None = None
+        self._used: set[str] = set()
+        self._watched: set[str] = set()
         self.replicas = 1
         """Copies of the model that there are (more than one with `hybrid`)."""
 
@@ -86,7 +89,34 @@ class FullyShard(Strategy):
             fully_shard(block, reshard_after_forward=settings.sharding is not Sharding.grad_op, **common)
         fully_shard(model, reshard_after_forward=False, **common)  # what is outside the blocks is needed to the end
         self.model = self.module = model
+        if self.world.size > 1:
+            sharded: Any = model
+            sharded.set_reduce_scatter_unused_params(True)  # else an exchange has other sizes in other processes
+            names = {module: name for name, module in model.named_modules()}
+            for part in (*blocks, model):
+                part.register_forward_pre_hook(functools.partial(self._watch, names[part]))
         return model
+
+    def _watch(self, prefix: str, part: torch.nn.Module, _inputs: Any) -> None:
+        """Have the weights that are gathered for this part of the model say when they get a gradient."""
+        from torch.distributed.tensor import DTensor
+
+        for name, weight in part.named_parameters(prefix):
+            if name not in self._watched and weight.requires_grad and not isinstance(weight, DTensor):
+                self._watched.add(name)
+                weight.register_hook(functools.partial(self._note, name))
+
+    def _note(self, name: str, _gradient: torch.Tensor) -> None:
+        self._used.add(name)
+
+    def _forget_unused(self) -> None:
+        """Leave without a gradient what no process used, as all strategies do: a 0 would have it decay."""
+        weights = [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
+        used = torch.tensor([float(name in self._used) for name, _ in weights], device=self.world.device)
+        for (_, weight), users in zip(weights, self.reduce_sum(used).tolist(), strict=True):
+            if not users:
+                weight.grad = None
+        self._used.clear()
 
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
         optimizer = super().make_optimizer(config)
@@ -110,7 +140,7 @@ class FullyShard(Strategy):
 
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
         """Gradients that wait for their exchange are whole, so only `grad_op` lets them wait."""
-        return self._exchanging(last or self.config.strategy.sharding is not Sharding.grad_op)
+        return self._exchanging(last)
 
     def alone(self) -> AbstractContextManager[None] | None:
         """None: weights are gathered in every pass."""
@@ -125,21 +155,24 @@ class FullyShard(Strategy):
         except RuntimeError as error:
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
+            kind = type(self.model).__name__.removeprefix("FSDP")
             raise UserError(
-                f"strategy=fsdp: {type(self.model).__name__.removeprefix('FSDP')} uses weights of a block without "
-                "calling it, so they are still cut up; with strategy=ddp or optimizer_sharding every process has them whole"
+                f"strategy=fsdp: {kind} uses weights of a block without calling it, so they are still cut up; with "
+                "strategy=ddp or optimizer_sharding every process has them whole"
             ) from error
 
     @contextlib.contextmanager
-    def _exchanging(self, wanted: bool) -> Iterator[None]:
+    def _exchanging(self, last: bool) -> Iterator[None]:
         if self.config.strategy.sharding is Sharding.grad_op:
-            self.model.set_requires_gradient_sync(wanted)
+            self.model.set_requires_gradient_sync(last)
         try:
             yield
+            if last and self.world.size > 1:
+                self._forget_unused()
         except RuntimeError as error:
             if self.world.size > 1 and EXCHANGE.search(str(error)):
                 error.add_note(
-                    "strategy=fsdp needs all processes to use the same weights in every pass; where a model's forward "
+                    "strategy=fsdp needs all processes to use the same blocks in every pass; where a model's forward "
                     "does not, strategy=ddp with strategy.find_unused_parameters=true can train it"
                 )
             raise
