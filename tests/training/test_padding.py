@@ -38,6 +38,11 @@ class Blind(Words):
         return super().forward(input_ids)
 
 
+class Strict(Words):
+    def forward(self, input_ids, labels):
+        return super().forward(input_ids, labels)
+
+
 class Pixels(Words):
     def forward(self, pixels, labels=None):
         return super().forward(pixels, labels)

@@ -92,17 +92,22 @@ def fit_columns(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
     anything = own and any(p.kind is p.VAR_KEYWORD for p in parameters)
     needed = {p.name for p in parameters if p.name in named and p.default is p.empty}
     kind = type(model).__name__
+    if "labels" in needed:
+        raise UserError(f"{kind}.forward must do without labels too (labels=None): a prediction has none")
+    usual = {"attention_mask": 1, "token_type_ids": 0}
     for split, table in tables.items():
         lacking = sorted(needed - table.columns.keys())
         if lacking:
             has = ", ".join(table.columns)
             raise UserError(f"{kind}.forward needs {lacking[0]}, which the rows of '{split}' do not have ({has})")
         if anything:
+            if "token_type_ids" not in named and not table.largest("token_type_ids"):
+                del table.columns["token_type_ids"]  # zeros, which a forward that hands all on may not expect
             continue
         if split == "train" and "labels" not in named:
             raise UserError(f"{kind}.forward takes no labels; with labels it must return loss and logits")
         for name in sorted(table.columns.keys() - named - {"labels"}):
-            if name not in ("attention_mask", "token_type_ids") or table.largest(name) > (name == "attention_mask"):
+            if name not in usual or (table.columns[name].values != usual[name]).any():
                 log.info("%s.forward takes no %s: this column of '%s' is left out", kind, name, split)
             del table.columns[name]
 
