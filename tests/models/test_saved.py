@@ -131,6 +131,7 @@ def test_no_secret_is_filled_into_a_folders_arguments(tmp_path, monkeypatch):
 @pytest.mark.parametrize("values", ["[]", "{", '{"id2label": [1]}', '{"id2label": {"x": 1}}', "[" * 100_000])
 def test_a_damaged_configuration_is_one_line(tmp_path, values):
     (tmp_path / "config.json").write_text(values)
+    (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError, match=r"^checkpoint=.*: its config.json") as refused:
         load_saved(tmp_path)
     assert "\n" not in str(refused.value)

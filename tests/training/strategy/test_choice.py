@@ -162,7 +162,7 @@ def test_an_exchange_under_fsdp_that_fails_says_what_fsdp_needs() -> None:
                 raise RuntimeError(message)
             found = getattr(error.value, "__notes__", [])
             assert len(found) == notes
-            assert all("all processes to use the same weights in every pass" in note for note in found)
+            assert all("all processes to use the same blocks in every pass" in note for note in found)
 
 
 def test_what_fsdp_cannot_cut_up_is_one_line() -> None:
