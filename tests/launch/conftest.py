@@ -93,8 +93,8 @@ class Fragile(torch.nn.Module):
         self.rank, self.calls = rank, calls
 
     def forward(self, input_ids, attention_mask=None, labels=None):
-        self.calls -= 1
-        if self.calls == 0 and int(os.environ.get("RANK", "0")) == self.rank:
+        self.calls -= self.training
+        if self.training and self.calls == 0 and int(os.environ.get("RANK", "0")) == self.rank:
             raise RuntimeError("the forward pass broke\\nin a way of two lines")
         logits = self.embedding(input_ids)
         loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
