@@ -26,6 +26,7 @@ OLDER = (
 )
 
 KINDS = (
+    ("skytune_model.json", "a module of one's own", "name it: model._target_=...; checkpoint={folder} scores it"),
     ("*.gguf", "GGUF, weights for llama.cpp", ORIGINAL),
     ("openvino_model.xml", "OpenVINO, for inference alone", ORIGINAL),
     ("*.onnx", "ONNX, for inference alone", ORIGINAL),
@@ -91,7 +92,8 @@ def check_format(path: Path, said: str, weights: bool) -> None:
         raise UserError(f"{said}: this folder holds no config.json, so it is no Hugging Face model")
     if other is not None:
         raise UserError(f"{said}: its weights are in {other}; transformers wants them in model.safetensors: rename it")
-    raise UserError(f"{said}: holds no weights (model.safetensors); model.pretrained=false draws new ones")
+    way = "; model.pretrained=false draws new ones" if key == "model.name" else ""
+    raise UserError(f"{said}: holds no weights (model.safetensors){way}")
 
 
 def _values(file: Path) -> dict[str, Any]:

@@ -92,7 +92,10 @@ def fetch(name: str, revision: str | None = None, weights: bool = True, key: str
     """
     local = local_folder(name, key, weights)
     if local is None:
-        refuse_code(local := snapshot(name, revision, weights, config=key != TOKENIZER), f"{key}={name}")
+        local = snapshot(name, revision, weights, config=key != TOKENIZER)
+        refuse_code(local, f"{key}={name}")
+        if key != TOKENIZER:
+            check_format(Path(local), f"{key}={name}", weights)
     return local
 
 
