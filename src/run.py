@@ -47,8 +47,20 @@ NEEDED = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return its exit code."""
-    told = Told()
+    """Run the command; return its exit code, which other machines of the run end by, too."""
+    told, code = Told(), EXIT_ERROR
+    try:
+        code = _command(argv, told)
+        return code
+    finally:
+        told.ignore()
+        several = sys.modules.get("skytune.launch.several")
+        if several is not None and several.Lead.current is not None:
+            several.Lead.current.end(code)
+
+
+def _command(argv: list[str], told: "Told") -> int:
+    """Run the command in words that a person reads; return its exit code."""
     gc.disable()  # imports make a million objects and no garbage; to look for some was a third of a cached run
     shown = Shown(any(word.startswith(("debug=", "debug.traceback=true")) and word != "debug=null" for word in argv))
     try:
@@ -76,8 +88,6 @@ def main(argv: list[str]) -> int:
 
         print(f"error: {scrub(_in_words(error))}", file=sys.stderr)
         return EXIT_ERROR
-    finally:
-        told.ignore()
 
 
 class Told:
@@ -207,11 +217,13 @@ def _run(config: RunConfig) -> int:
 
     nodes = nodes_of(config.launch, os.environ)
     if nodes.rank:  # node 0 runs the pipeline
-        from skytune.launch.join import join
+        from skytune.launch.worker_node import serve
 
-        assert nodes.address is not None, "nodes_of refuses that"
         gc.enable()
-        return join(nodes.address, nodes.port, rank=nodes.rank, timeout=config.launch.nodes_timeout_seconds)
+        return serve(config, nodes)
+    from skytune.launch.several import Lead
+
+    Lead.begin(config, nodes)
     if config.pipeline is Pipeline.benchmark:
         from skytune.experiment import make_plan, plan_text
 
@@ -231,15 +243,11 @@ def _run(config: RunConfig) -> int:
     environment.prepare(SOURCE)
     client = environment.connect()
 
-    from skytune.launch.dismissal import dismiss
     from skytune.pipelines.running import run_pipeline
 
     gc.freeze()  # what is there stays: never looked at again, at the end neither
     gc.enable()
-    try:
-        finished = run_pipeline(client, config)
-    finally:
-        dismiss(nodes)
+    finished = run_pipeline(client, config)
     print(finished.summary)
     if finished.nothing_done:
         raise UserError(finished.nothing_done)

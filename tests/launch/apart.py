@@ -2,6 +2,7 @@
 the file system where that is wanted. Needs root and iproute2 (`missing` says what is not there).
 
     python apart.py JOBDIR        node 0 of a job that is laid out: what the launch room does, without the pipeline
+    python apart.py CONFIG        another machine, with this configuration (JSON); an engine's variables say which
 """
 
 import itertools
@@ -15,6 +16,29 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = itertools.count()
+
+BUCKET = """
+import sys, time
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="10.77.0.1", port=5000, verbose=False)
+server.start()
+import boto3
+boto3.resource("s3").create_bucket(Bucket="share")
+print("open", flush=True)
+sys.stdin.read()
+"""
+"""A program: moto's S3 on the first side of a cable, with a bucket `share`."""
+
+S3 = {
+    "AWS_ENDPOINT_URL": "http://10.77.0.1:5000",
+    "AWS_ACCESS_KEY_ID": "tests",
+    "AWS_SECRET_ACCESS_KEY": "tests",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+"""How it is found."""
 
 
 def missing() -> str:
@@ -80,19 +104,38 @@ class Cable:
 
 
 def node_0(root: Path) -> int:
-    """Run a job that is laid out; return the exit code that `src/run.py` would have."""
-    import logging
-
-    from skytune.config import Preempted, UserError
+    """Run a job that is laid out."""
     from skytune.job import JobDir
     from skytune.launch.jobs import launcher_of
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     job = JobDir(root)
     shutil.rmtree(job.outputs, ignore_errors=True)
     config = job.job.config
+    launcher_of(config).run(job, config.compute)
+    return 0
+
+
+def another(file: Path) -> int:
+    """Be another machine."""
+    import json
+
+    from skytune.config import RunConfig
+    from skytune.launch.nodes import nodes_of
+    from skytune.launch.worker_node import serve
+
+    config = RunConfig.parse(json.loads(file.read_text()))
+    return serve(config, nodes_of(config.launch, os.environ))
+
+
+def main(place: Path) -> int:
+    """Return the exit code that `src/run.py` would have."""
+    import logging
+
+    from skytune.config import Preempted, UserError
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
-        launcher_of(config).run(job, config.compute)
+        return node_0(place) if place.is_dir() else another(place)
     except KeyboardInterrupt:
         return 130
     except Preempted as error:
@@ -101,7 +144,6 @@ def node_0(root: Path) -> int:
     except UserError as error:
         print(f"error: {error}", flush=True)
         return 1
-    return 0
 
 
 def lay(home: Path, **arguments: Any) -> Path:
@@ -131,4 +173,4 @@ def lay(home: Path, **arguments: Any) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(node_0(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1])))

@@ -37,13 +37,21 @@ class Witness:
     def on_run_start(self, run):
         import datasets
         import evaluate
+        import psutil
 
+        listening = [
+            place.laddr.ip
+            for process in (psutil.Process(), psutil.Process().parent())  # torchrun's agent, where there is one
+            for place in process.net_connections("inet")
+            if place.status == psutil.CONN_LISTEN
+        ]
         note_pid(self.folder)
         seen = {
             **self.given,
             "extra": run.extra,
             "same_config": self.config is run.config,
             "max_steps": run.config.max_steps,
+            "listening": listening,
             "rank": run.world.rank,
             "size": run.world.size,
             "precision": run.world.precision.value,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skytune.config import WorkerError
+from skytune.config import RunConfig, WorkerError, to_dict
 from skytune.training.preemption import FLAG_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,22 +118,12 @@ def test_in_torchrun(lay: Callable[..., Path], tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_a_rank_that_hangs_on_another_machine(
-    run_job: Any, trouble: str, pids: Path, left: Callable[..., list[int]], tmp_path: Path, monkeypatch: Any
+    run_job: Any, trouble: str, pids: Path, left: Callable[..., list[int]], tmp_path: Path
 ) -> None:
     """Case 26: the others notice in a collective operation; all of both machines end, and the one is named."""
-    monkeypatch.setenv("SKYTUNE_JOIN_TOKEN", "word-4711")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = tmp_path / "machine.log"
-    with log.open("wb") as out:
-        other = subprocess.Popen(
-            [sys.executable, "-m", "skytune.training", "join", f"127.0.0.1:{port}"],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        )
-    begun = time.monotonic()
     launch = {
         "nodes": 2,
         "num_processes": 2,
@@ -145,6 +135,18 @@ def test_a_rank_that_hangs_on_another_machine(
         "nodes_timeout_seconds": 60.0,
     }
     harm = {"_target_": f"{trouble}.Trouble", "folder": str(pids), "kind": "sleep", "rank": 1}
+    config = RunConfig.parse({"launch": {**launch, "node_rank": 1}, "callbacks": {"t": harm}})
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(config)))
+    log = tmp_path / "machine.log"
+    with log.open("wb") as out:
+        other = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("apart.py")), str(tmp_path / "config.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
+    begun = time.monotonic()
     try:
         with pytest.raises(WorkerError) as caught:
             run_job(rows=64, validation=4, test=4, launch=launch, callbacks={"t": harm})

@@ -1,7 +1,10 @@
-"""Two machines with nothing in common but a cable: network namespaces, one agent of torchrun in each, and no file of
-node 0's job on the other side."""
+"""Two machines with nothing in common but a cable and a share: network namespaces, one agent of torchrun in each, and
+no file of node 0's job on the other side. Kubernetes' variables go with a bucket, srun's with a folder.
+"""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 sys.path.append(str(Path(__file__).parent))
-from apart import ROOT, Cable, lay, missing
+from apart import BUCKET, ROOT, S3, Cable, lay, missing
 
 pytestmark = [
     pytest.mark.soak,
@@ -24,7 +27,7 @@ pytestmark = [
 ]
 
 GATE = '''
-"""A run that waits at one step until a file is there."""
+"""A run that waits from one step on until a file is there."""
 import time
 from pathlib import Path
 
@@ -34,11 +37,20 @@ class Gate:
         self.folder, self.step = Path(folder), step
 
     def on_step_end(self, run):
-        if run.world.main and run.step == self.step:
+        if run.world.main and run.step >= self.step:
             (self.folder / "waiting").touch()
             while not (self.folder / "open").exists():
                 time.sleep(0.05)
 '''
+KUBERNETES = {"NNODES": "2", "MASTER_ADDR": Cable.addresses[0], "JOB_COMPLETION_INDEX": "{rank}"}
+SLURM = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": ",".join(Cable.addresses),
+    "SLURM_NODEID": "{rank}",
+}
 SILENCE = 6.0
 
 
@@ -46,14 +58,15 @@ SILENCE = 6.0
 class Story:
     """What happened."""
 
-    job: Path
-    other: Path
-    """The home of the other machine."""
+    base: Path
+    jobs: dict[str, Path] = field(default_factory=dict)
     cut: list[tuple[int, str]] = field(default_factory=list)
     """Code and words of both sides, after the cable was cut."""
     took: float = 0.0
     steps: list[str] = field(default_factory=list)
     """Checkpoints after that."""
+    told: list[tuple[int, str]] = field(default_factory=list)
+    """The same of a run of which machine B was told to end."""
     resumed: list[tuple[int, str]] = field(default_factory=list)
     reference: Path = Path()
 
@@ -77,7 +90,7 @@ class Side:
 def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     from transformers import AutoTokenizer
 
-    from skytune.config import RunConfig, from_dict
+    from skytune.config import RunConfig, from_dict, to_dict
 
     base = tmp_path_factory.mktemp("apart")
     (base / "modules").mkdir()
@@ -100,7 +113,14 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
                 "eval": {"every_steps": 2},
                 "log": {"every_steps": 1},
                 "callbacks": callbacks,
-                "checkpoint": {"every_steps": 2, "asynchronous": False, "keep": 9, "select": "best", "metric": "loss"},
+                "checkpoint": {
+                    "store": str(base / "a" / "store"),  # which B does not see
+                    "every_steps": 2,
+                    "asynchronous": False,
+                    "keep": 9,
+                    "select": "best",
+                    "metric": "loss",
+                },
                 "launch": {"threads": 1, "num_processes": 4, "grace_seconds": 3.0, **launch},
             },
         )
@@ -111,36 +131,50 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
         "tokenizer": AutoTokenizer.from_pretrained(tiny_model),
     }
     hold = {"gate": {"_target_": "gate_at_a_step.Gate", "folder": str(gate), "step": 6}}
-    apart = {
-        "nodes": 2,
-        "master_addr": Cable.addresses[0],
-        "master_port": 29511,
-        "nodes_timeout_seconds": 100.0,
-        "silence_seconds": SILENCE,
-    }
-    job = lay(base / "a", config=config(apart, hold), **data)
-    story, cable, sides = Story(job, base / "b"), Cable(), []
+    share = base / "share"
+    story, cable, sides = Story(base), Cable(), []
+    server = subprocess.Popen(
+        cable.inside(0, [sys.executable, "-c", BUCKET]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **S3},
+    )
 
-    def both(name: str) -> tuple[Side, Side]:
-        token = {"SKYTUNE_JOIN_TOKEN": "between us"}
-        python = [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(job)]
-        join = [sys.executable, "-m", "skytune.training", "join", f"{Cable.addresses[0]}:29511"]
-        first = Side(cable.inside(0, python), base / f"{name}-a.log", base / "a", **token)
-        second = Side(cable.inside(1, join, hidden=base / "a"), base / f"{name}-b.log", base / "b", **token)
-        sides.extend([first, second])
-        return first, second
+    def both(name: str, url: str, engine: dict[str, str]) -> tuple[Side, Side]:
+        launch = {"share": url, "nodes_timeout_seconds": 100.0, "silence_seconds": SILENCE}
+        found = config(launch, hold)
+        story.jobs[name] = job = lay(base / "a" if "://" in url else share, config=found, **data)
+        file = base / f"{name}.json"
+        file.write_text(json.dumps(to_dict(found)))
+        for rank, place in enumerate((job, file)):
+            words = [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(place)]
+            env = {key: value.format(rank=rank) for key, value in engine.items()}
+            inside = cable.inside(rank, words, hidden=base / "a" if rank else None)
+            modules = f"{ROOT / 'src'}{os.pathsep}{base / 'modules'}"
+            side = Side(inside, base / f"{name}-{rank}.log", base / "ab"[rank], PYTHONPATH=modules, **S3, **env)
+            sides.append(side)
+        return sides[-2], sides[-1]
 
     try:
-        first, second = both("cut")
-        _wait(lambda: (gate / "waiting").exists(), first, 150)
+        assert server.stdout is not None and server.stdout.readline() == b"open\n"
+        first, second = both("cut", "s3://share/runs", KUBERNETES)
+        _wait((gate / "waiting").exists, first, 150)
         cable.cut()
         (gate / "open").touch()
         start = time.monotonic()
         story.cut = [first.end(90), second.end(90)]
         story.took = time.monotonic() - start
-        story.steps = sorted(path.parent.name for path in (job / "checkpoints").glob("*/step-*/manifest.json"))
+        story.steps = sorted(path.parent.name for path in (base / "a" / "store").glob("*/step-*/manifest.json"))
         cable.mend()
-        first, second = both("resumed")
+        for file in gate.iterdir():
+            file.unlink()
+        first, second = both("told", "s3://share/runs", KUBERNETES)
+        _wait((gate / "waiting").exists, first, 150)
+        second.process.terminate()
+        _wait((story.jobs["told"] / "preempt").exists, first, 60)
+        (gate / "open").touch()
+        story.told = [first.end(90), second.end(90)]
+        first, second = both("resumed", str(share), SLURM)
         story.resumed = [first.end(200), second.end(60)]
         story.reference = lay(base / "alone", config=config({}, {}), **data)
         alone = [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(story.reference)]
@@ -152,6 +186,7 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
         for side in sides:
             if side.process.poll() is None:
                 side.process.kill()
+        server.kill()
         cable.remove()
 
 
@@ -163,7 +198,7 @@ def test_a_cut_cable_ends_both_sides_with_a_line(story: Story) -> None:
     assert "the same command goes on" in said
     assert "Traceback" not in said
     assert other_code == 1, other_said
-    assert other_said.splitlines()[-1].startswith("error: node 0 (10.77.0.1:29511) has not been heard of")
+    assert other_said.splitlines()[-1].startswith("error: launch.share=s3://share/runs: cannot be used any more: ")
     assert story.took < 60
 
 
@@ -171,29 +206,44 @@ def test_the_checkpoints_are_whole(story: Story) -> None:
     from skytune.training.checkpoint.store import Store
 
     assert "step-00000004" in story.steps
-    store = Store.open(str(story.job / "checkpoints"), next(iter((story.job / "checkpoints").iterdir())).name)
-    assert store.run_key == story.job.name
+    store = Store.open(str(story.base / "a" / "store"), story.jobs["cut"].name)
+    assert store.run_key == story.jobs["resumed"].name
+
+
+def test_a_machine_that_is_told_to_end_ends_both_after_one_step(story: Story) -> None:
+    (code, said), (other_code, other_said) = story.told
+    assert (code, other_code) == (75, 75), said + other_said
+    assert "preempted: stopped after step" in said and "which is saved" in said
 
 
 def test_the_run_goes_on_and_ends_with_the_weights_of_one_machine(story: Story) -> None:
     (code, said), (other_code, other_said) = story.resumed
     assert code == 0, said
     assert other_code == 0, other_said
-    assert "resuming from step 4 " in said or "resuming from step 6 " in said
+    assert re.search(r"resuming from step [6789] ", said)
     assert "4 x cpu" in said
-    ours = load_file(story.job / "outputs" / "model" / "model.safetensors")
+    ours = load_file(story.jobs["resumed"] / "outputs" / "model" / "model.safetensors")
     alone = load_file(story.reference / "outputs" / "model" / "model.safetensors")
     assert ours.keys() == alone.keys()
     assert max(float(np.abs(ours[name] - alone[name]).max()) for name in alone) <= 1e-6
+    curves = [_losses(job) for job in (story.jobs["resumed"], story.reference)]
+    assert curves[0].keys() <= curves[1].keys() and len(curves[0]) >= 1
+    assert all(abs(loss - curves[1][step]) <= 1e-6 for step, loss in curves[0].items())
 
 
-def test_inputs_were_copied_and_logs_come_back(story: Story) -> None:
-    said = story.resumed[1][1]
-    assert f"its inputs were copied to {story.other / 'joined' / story.job.name}" in said
-    assert not list((story.other / "joined").glob("[!.]*")), "the copy goes again"
-    logs = {path.name for path in (story.job / "outputs" / "logs").iterdir()}
-    assert {"rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log", "output-node-1.log"} <= logs
-    assert (story.job / "outputs" / "logs" / "rank-3.log").read_text()
+def test_inputs_and_logs_go_through_the_bucket(story: Story) -> None:
+    key, said = story.jobs["told"].name, story.told[1][1]
+    assert f"of the run {key} ({story.base / 'b' / 'joined' / key})" in said
+    assert not list((story.base / "b" / "joined").glob("*")), "the copy goes again"
+    for job in (story.jobs["told"], story.jobs["resumed"]):
+        logs = {path.name for path in (job / "outputs" / "logs").iterdir()}
+        assert {"rank-0.log", "rank-1.log", "rank-2.log", "rank-3.log", "output-node-1.log"} <= logs
+        assert (job / "outputs" / "logs" / "rank-3.log").read_text()
+
+
+def _losses(job: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (job / "outputs" / "history.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line and "step" in line}
 
 
 def _wait(true: Any, side: Side, seconds: float) -> None:

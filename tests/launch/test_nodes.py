@@ -1,7 +1,6 @@
 """How many machines there are and which one this is, as a table of environments."""
 
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,9 @@ import pytest
 
 from skytune.config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig
 from skytune.job import JobDir
-from skytune.launch import dismissal
 from skytune.launch.gpus import processes_each, refuse_missing
+from skytune.launch.local import agent
 from skytune.launch.nodes import PORT, Nodes, first_host, node_addresses, nodes_of
-from skytune.launch.several import agent
 
 SKY = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n\n", "SKYPILOT_NUM_NODES": "2"}
 SLURM = {
@@ -43,6 +41,19 @@ WORKER = {
 }
 PET = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "23456"}
 SCRIPTS = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "m"}
+KUBERNETES = {"NNODES": "2", "MASTER_ADDR": "skytune-0.skytune", "JOB_COMPLETION_INDEX": "1"}
+KUBEFLOW = {  # what its operator (1.7) sets in a worker
+    "PYTHONUNBUFFERED": "1",
+    "MASTER_PORT": "23456",
+    "MASTER_ADDR": "skytune-master-0",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "PET_MASTER_PORT": "23456",
+    "PET_MASTER_ADDR": "skytune-master-0",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "1",
+    "PET_NNODES": "2",
+}
 SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-10","algo-9"]', "SM_CURRENT_HOST": "algo-10"}
 
 TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
@@ -84,6 +95,9 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, str], Nodes]] = {
         {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "m", "MASTER_PORT": "9"},
         Nodes(2, 1, "m", 9, "torchrun"),
     ),
+    "kubernetes": ({}, KUBERNETES, Nodes(2, 1, "skytune-0.skytune", PORT, "Kubernetes")),
+    "kubernetes, jobs that are alone": ({}, {"JOB_COMPLETION_INDEX": "3"}, Nodes()),
+    "kubeflow": ({}, KUBEFLOW, Nodes(2, 1, "skytune-master-0", 23456, "torchrun")),
     "a service's port": ({}, {"MASTER_PORT": "tcp://10.0.0.1:80"}, Nodes()),
     "an address alone": ({}, {"MASTER_ADDR": "m", "MASTER_PORT": "99"}, Nodes()),
     "sagemaker": ({}, SAGEMAKER, Nodes(3, 2, "algo-1", PORT, "SageMaker")),
@@ -136,12 +150,16 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         "^SKYPILOT_NODE_RANK=1: there is one machine",
     ),
     "no address, a variable": ({}, {"NNODES": "2", "NODE_RANK": "1"}, "^torchrun's node 1 needs launch.master_addr"),
-    "port beyond": ({}, {**SCRIPTS, "MASTER_PORT": "70000"}, "^MASTER_PORT=70000: must lie between 1 and 65534"),
-    "no port after it": ({}, {**SCRIPTS, "MASTER_PORT": "65535"}, "^MASTER_PORT=65535: must lie between 1 and 65534"),
-    "port 0": ({}, {**PET, "PET_MASTER_PORT": "0"}, "^PET_MASTER_PORT=0: must lie between 1 and 65534"),
+    "port beyond": ({}, {**SCRIPTS, "MASTER_PORT": "70000"}, "^MASTER_PORT=70000: must lie between 1 and 65535"),
+    "port 0": ({}, {**PET, "PET_MASTER_PORT": "0"}, "^PET_MASTER_PORT=0: must lie between 1 and 65535"),
     "port beyond, torchrun": ({}, {**PET, "PET_MASTER_PORT": "70000"}, "^PET_MASTER_PORT=70000: must lie between"),
     "a service's port": ({}, {**SCRIPTS, "MASTER_PORT": "tcp://10.0.0.1:80"}, "^MASTER_PORT=tcp://10.0.0.1:80: must"),
     "uneven machines": ({}, {**WORKER, "WORLD_SIZE": "7"}, "^WORLD_SIZE=7 is no multiple of LOCAL_WORLD_SIZE=4"),
+    "rank beyond, Kubernetes": (
+        {},
+        {**KUBERNETES, "JOB_COMPLETION_INDEX": "2"},
+        "^JOB_COMPLETION_INDEX=2: there",
+    ),
     "no workers": ({}, {**WORKER, "LOCAL_WORLD_SIZE": "0"}, "^LOCAL_WORLD_SIZE=0: must be at least 1"),
     **{
         f"SM_HOSTS={hosts}": (
@@ -168,12 +186,14 @@ def test_what_contradicts_itself_is_one_line(name: str) -> None:
     [
         ({"nodes": 0}, "launch.nodes=0"),
         ({"node_rank": -1}, "launch.node_rank=-1"),
-        ({"master_port": 65535}, "launch.master_port=65535"),
+        ({"master_port": 65536}, "launch.master_port=65536"),
         ({"hosts": ["a", "b", "a"]}, r"launch.hosts=\[a,b,a\]: a is named twice"),
         ({"hosts": [""]}, r"launch.hosts=\[''\]: a name is empty"),
         ({"gpu_ids": "0 1"}, "launch.gpu_ids=0 1"),
         ({"nodes_timeout_seconds": 0.0}, "launch.nodes_timeout_seconds"),
         ({"silence_seconds": -1.0}, "launch.silence_seconds"),
+        ({"share": "hf://a/b"}, "launch.share=hf://a/b: a folder, file:///folder or s3://bucket/folder is meant"),
+        ({"share": "s3://"}, "launch.share=s3://"),
     ],
 )
 def test_a_value_that_cannot_be(settings: dict[str, Any], key: str) -> None:
@@ -219,21 +239,11 @@ def test_two_machines_of_four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     each = processes_each(ComputeConfig(), launch, nodes.count)
     assert each * nodes.count == 8
     assert nodes.address is not None
-    words = " ".join(agent(JobDir(tmp_path), nodes, each, nodes.address, PORT + 1))
-    assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 29512" in words
+    words = " ".join(agent(JobDir(tmp_path), nodes, each, nodes.address, PORT))
+    assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 29511" in words
 
 
 def test_processes_that_cannot_be_shared_out_are_refused_before_data_are_read() -> None:
     config = RunConfig(launch=LaunchConfig(nodes=2, num_processes=3), compute=ComputeConfig(device=Device.cpu))
     with pytest.raises(ConfigError, match=r"^launch.num_processes=3: cannot be shared out evenly among 2 machines"):
         refuse_missing(config)
-
-
-def test_letting_the_others_go_never_hides_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SKYTUNE_JOIN_TOKEN", "x")
-    monkeypatch.setattr(dismissal, "gathered", threading.Event())
-    with pytest.raises(ConfigError, match="the first"):
-        try:
-            raise ConfigError("the first")
-        finally:
-            dismissal.dismiss(Nodes(2, 0, "127.0.0.1", 70000))

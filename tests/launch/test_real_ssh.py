@@ -17,7 +17,7 @@ from apart import ROOT, Cable, lay, missing
 
 
 def lacks() -> str:
-    for program in ("/usr/sbin/sshd", "ssh", "ssh-keygen"):
+    for program in ("/usr/sbin/sshd", "ssh", "ssh-keygen", "rsync"):
         if shutil.which(program) is None:
             return f"needs {program}"
     return missing()
@@ -50,7 +50,9 @@ def server(tmp_path: Path) -> Iterator[tuple[Cable, Path]]:
     (folder / "bin" / "ssh").chmod(0o755)
     Path("/run/sshd").mkdir(exist_ok=True)
     cable = Cable()
-    words = cable.inside(1, ["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "sshd_config")])
+    (tmp_path / "a").mkdir()
+    words = ["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "sshd_config")]
+    words = cable.inside(1, words, hidden=tmp_path / "a")  # node 0's home is another one there
     with (folder / "log").open("wb") as out:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
@@ -83,6 +85,7 @@ def test_a_host_is_started_and_trains(
             "batch": {"global_size": 8},
             "tracker": {"names": []},
             "strategy": {"name": "fsdp"},
+            "checkpoint": {"store": str(tmp_path / "store")},
             "launch": {
                 "threads": 1,
                 "num_processes": 2,
@@ -112,6 +115,7 @@ def test_a_host_is_started_and_trains(
     assert done.returncode == 0, done.stdout + record
     assert "2 x cpu" in done.stdout
     assert record.splitlines()[-1] == "the run is done; node 0 has the results"
+    assert (job / "outputs" / "logs" / "rank-1.log").read_text(), "by rsync"
     assert json.loads((job / "outputs" / "result.json").read_text())["strategy"] == "fsdp"
     assert not subprocess.run(["ip", "netns", "pids", cable.names[1]], capture_output=True, text=True).stdout.split()[
         1:

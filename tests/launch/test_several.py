@@ -1,5 +1,7 @@
-"""Several machines on one: node 0 in this process, others through `join`; their workers are a few lines of script."""
+"""Several machines on one: node 0 in this process, the others in processes of their own, with a share between them;
+their workers are a few lines of script."""
 
+import contextlib
 import json
 import os
 import re
@@ -18,12 +20,15 @@ import pytest
 
 from skytune.config import ComputeConfig, LaunchConfig, Preempted, RunConfig, UserError, WorkerError
 from skytune.job import Job, JobDir
-from skytune.launch import dismissal, several
-from skytune.launch.machine import differs
+from skytune.launch import several
+from skytune.launch.machine import differs, lacks
 from skytune.launch.nodes import Nodes
+from skytune.launch.presence import LARGEST, Presence
+from skytune.launch.share import Share
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKEN = "SKYTUNE_JOIN_TOKEN"
+HOST = re.escape(socket.gethostname())
+KEY = "my-run-0123456789ab"
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -35,145 +40,185 @@ def fail(rank, message):
     error = {'type': 'UserError', 'message': message, 'user': True, 'traceback': '', 'time': time.time()}
     (JOB / 'outputs' / 'logs' / f'rank-{rank}.error.json').write_text(json.dumps(error))
     sys.exit(1)
+def wait(path):
+    while not Path(path).exists(): time.sleep(0.05)
 """
 
-# Another machine: the real `join`, whose workers are a script instead of torchrun's agent.
+# Another machine, as src/run.py has it; its workers are a script instead of torchrun's agent.
 OTHER = """
-import sys
-from skytune.launch import join, part
-script, shared, words = sys.argv[1], sys.argv[2], sys.argv[3:]
-part.agent = lambda job, *rest: [sys.executable, "-c", script, str(job.root)]
-if shared == "no":
-    join._is_here = lambda given: False
-sys.exit(join.main(words))
+import json, signal, sys
+from skytune.config import LaunchConfig, Preempted, RunConfig, UserError
+from skytune.launch import worker_node
+from skytune.launch.nodes import Nodes
+script, launch = sys.argv[1], json.loads(sys.argv[2])
+def told(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGTERM, told)
+worker_node.agent = lambda job, *rest: [sys.executable, "-c", script, str(job.root)]
+config = RunConfig(launch=LaunchConfig(**launch))
+import logging
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+try:
+    code = worker_node.serve(config, Nodes(launch["nodes"], launch["node_rank"], "127.0.0.1", launch["master_port"]))
+except KeyboardInterrupt:
+    code = 75
+except Preempted as error:
+    print(f"preempted: {error}", flush=True)
+    code = 75
+except UserError as error:
+    print(f"error: {error}", flush=True)
+    code = 1
+sys.exit(code)
 """
 
 
 class Machine:
     """Another machine."""
 
-    def __init__(self, home: Path, place: str, script: str, token: str, shared: bool, words: tuple[str, ...]) -> None:
-        self.home, self.log = home, home.with_suffix(".log")
-        env = {**os.environ, "SKYTUNE_HOME": str(home), TOKEN: token, "PYTHONPATH": str(ROOT / "src")}
-        command = [
-            sys.executable,
-            "-c",
-            OTHER,
-            HEAD + textwrap.dedent(script),
-            "yes" if shared else "no",
-            place,
-            *words,
-        ]
+    def __init__(self, home: Path, log: Path, script: str, launch: dict[str, Any]) -> None:
+        self.home, self.log = home, log
+        env = {**os.environ, "SKYTUNE_HOME": str(home), "PYTHONPATH": str(ROOT / "src")}
+        words = [sys.executable, "-c", OTHER, HEAD + textwrap.dedent(script), json.dumps(launch)]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
 
     @property
     def said(self) -> str:
         return self.log.read_text()
 
-    def code(self, within: float = 60.0) -> int:
+    def code(self, within: float = 90.0) -> int:
         return self.process.wait(within)
 
 
 @pytest.fixture
-def other(tmp_path: Path, port: int) -> Iterator[Callable[..., Machine]]:
-    machines: list[Machine] = []
-
-    def start(script: str = "pass", *words: str, token: str = "word-4711", shared: bool = True) -> Machine:
-        home = tmp_path / f"machine-{len(machines)}"
-        machines.append(Machine(home, f"127.0.0.1:{port}", script, token, shared, words))
-        return machines[-1]
-
-    yield start
-    for machine in machines:
-        machine.process.terminate()
-        try:
-            machine.process.wait(15)
-        except subprocess.TimeoutExpired:
-            machine.process.kill()
-
-
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A port for node 0; everybody knows the token."""
-    monkeypatch.setenv(TOKEN, "word-4711")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Of all machines."""
+    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "share"))  # which the share becomes
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "share": str(tmp_path / "share"),
+        "nodes": 2,
+        "master_port": port,
+        "threads": 1,
+        "grace_seconds": 2.0,
+        "nodes_timeout_seconds": 90.0,
+        "silence_seconds": 5.0,
+    }
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> JobDir:
-    return JobDir(tmp_path / "job")
+    return JobDir(tmp_path / "share" / "runs" / KEY)
 
 
 @pytest.fixture
-def node_0(job: JobDir, port: int, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def other(tmp_path: Path, settings: dict[str, Any]) -> Iterator[Callable[..., Machine]]:
+    machines: list[Machine] = []
+
+    def start(script: str = "pass", rank: int = 1, **changed: Any) -> Machine:
+        home = tmp_path / f"machine-{rank}"
+        launch = {**settings, "node_rank": rank, **changed}
+        machines.append(Machine(home, tmp_path / f"machine-{len(machines)}.log", script, launch))
+        return machines[-1]
+
+    yield start
+    for machine in machines:
+        machine.process.kill()
+        machine.process.wait()
+
+
+@pytest.fixture
+def node_0(job: JobDir, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that runs node 0 with a script in place of its workers."""
 
-    def run(script: str, count: int = 2, source: str = "", **settings: Any) -> None:
-        values = {
-            "threads": 1,
-            "grace_seconds": 2.0,
-            "nodes_timeout_seconds": 60.0,
-            "silence_seconds": 20.0,
-            **settings,
-        }
-        config = RunConfig(
-            launch=LaunchConfig(nodes=None if "hosts" in values else count, num_processes=count, **values)
-        )
+    def run(script: str, config: RunConfig | None = None, **changed: Any) -> None:
+        launch = LaunchConfig(**{**settings, "num_processes": settings["nodes"] or 2, **changed})
+        config = config or RunConfig()
+        config.launch = launch
+        count = launch.nodes or 1 + len(launch.hosts)
         job.inputs.mkdir(parents=True, exist_ok=True)
         (job.inputs / "rows.txt").write_text("rows")
-        job.write_job(Job(kind="train", run_key="my-run", config=config, labels=["a", "b"]))
+        job.write_job(Job(kind="train", run_key=KEY, config=config, labels=["a", "b"]))
         code = HEAD + textwrap.dedent(script)
         monkeypatch.setattr(several, "agent", lambda job, *rest: [sys.executable, "-c", code, str(job.root)])
-        nodes = Nodes(count, 0, "127.0.0.1", port, source)
+        nodes = Nodes(count, 0, "127.0.0.1", launch.master_port)
         several.NodesLauncher(nodes).run(job, ComputeConfig(device="cpu"))  # type: ignore[arg-type]
 
     return run
 
 
-def test_two_machines_without_a_shared_folder(
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of an empty bucket of moto's S3."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": "tests",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }.items():
+        monkeypatch.setenv(name, value)
+    import boto3
+
+    boto3.resource("s3").create_bucket(Bucket="share")
+    yield "s3://share"
+    running.stop()
+
+
+DONE = "wait(JOB / 'outputs' / 'logs' / 'there')\nresult(status='completed')"
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_two_machines(
+    kind: str,
     other: Callable[..., Machine],
     node_0: Callable[..., None],
     job: JobDir,
-    capfd: pytest.CaptureFixture[str],
-    port: int,
+    request: Any,
+    settings: Any,
+    tmp_path: Path,
 ) -> None:
+    if kind == "bucket":
+        settings["share"] = request.getfixturevalue("bucket") + "/apart"
+    there = tmp_path / "there"
     second = other(
-        """
+        f"""
         assert (JOB / 'inputs' / 'rows.txt').read_text() == 'rows'
-        assert 'SKYTUNE_JOIN_TOKEN' not in os.environ
         assert os.environ['SKYTUNE_WORLD_SIZE'] == '2'
         (JOB / 'outputs' / 'logs' / 'rank-1.log').write_text('of rank 1')
-        """,
-        shared=False,
+        print('out of node 1', flush=True)
+        Path({str(there)!r}).touch()
+        """
     )
-    node_0("time.sleep(1); result(status='completed')")
+    node_0(f"wait({str(there)!r})\nresult(status='completed')")
     assert second.code() == 0, second.said
     assert second.said.splitlines()[-1] == "the run is done; node 0 has the results"
-    assert f"inputs were copied to {second.home / 'joined' / 'my-run'}" in second.said
     assert (job.logs / "rank-1.log").read_text() == "of rank 1"
-    assert (job.logs / "output-node-1.log").is_file()
-    assert not (second.home / "joined" / "my-run").exists()
-    said = capfd.readouterr().out
-    assert f"  {TOKEN}=word-4711 python -m skytune.training join 127.0.0.1:{port}\n" in said
-    assert "word-4711" not in (job.logs / "output.log").read_text()
-    assert not (job.root / ".nodes").exists()
+    assert "out of node 1" in (job.logs / "output-node-1.log").read_text()
+    assert not list((second.home / "joined").glob("*")), "the copy goes again"
+    if kind == "folder":
+        assert not list(Path(settings["share"], ".nodes").glob("*/*")), "nothing is left in the share"
 
 
-def test_a_failure_on_the_other_machine_ends_both(
+def test_a_failure_there_is_the_error_here(
     other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir
 ) -> None:
-    """Case 26, with the workers of node 0 waiting for ever."""
-    second = other("fail(1, 'data.label: no such column')", shared=False)
-    begun = time.monotonic()
-    with pytest.raises(UserError, match=r"^data.label: no such column$"):
+    second = other("fail(1, 'the column hello: no such column')")
+    with pytest.raises(UserError, match=r"^the column hello: no such column$"):
         node_0("(JOB / 'pid').write_text(str(os.getpid())); time.sleep(600)")
-    assert time.monotonic() - begun < 60
     assert second.code() == 1
-    assert second.said.splitlines()[-1] == "error: the run failed: data.label: no such column; node 0 says more"
+    assert second.said.splitlines()[-1] == f"error: the run failed: node 0 ({socket.gethostname()}) says why"
     _assert_gone(int((job.root / "pid").read_text()))
 
 
@@ -182,46 +227,64 @@ def test_a_failure_here_ends_the_other_machine(
 ) -> None:
     second = other("(JOB / 'pid').write_text(str(os.getpid())); time.sleep(600)")
     with pytest.raises(UserError, match=r"^out of paper$"):
-        node_0("time.sleep(1); fail(0, 'out of paper')")
+        node_0("wait(JOB / 'pid'); fail(0, 'out of paper')")
     assert second.code() == 1
-    assert second.said.splitlines()[-1] == "error: the run failed; node 0 says more"
     _assert_gone(int((job.root / "pid").read_text()))
 
 
-def test_a_machine_that_dies_is_named(other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir) -> None:
-    """The workers here would wait for its processes for ever."""
-    second = other("(JOB / 'pid').write_text(str(os.getppid())); time.sleep(600)")
+def test_a_machine_that_dies_is_named(
+    other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir, settings: Any
+) -> None:
+    """With all its processes; the workers here would wait for its own for ever."""
+    settings["silence_seconds"] = 4.0
+    second = other("(JOB / 'pid').write_text(f'{os.getpid()} {os.getppid()}'); time.sleep(600)")
     with pytest.raises(WorkerError) as caught:
         node_0(
-            "while not (JOB / 'pid').exists(): time.sleep(0.05)\n"
-            "os.kill(int((JOB / 'pid').read_text()), signal.SIGKILL); time.sleep(600)"
+            "wait(JOB / 'pid'); time.sleep(1)\n"
+            "[os.kill(int(pid), signal.SIGKILL) for pid in (JOB / 'pid').read_text().split()]; sys.exit(1)"
         )
-    assert re.match(rf"node 1 \({socket.gethostname()} at 127.0.0.1\) is gone \(", str(caught.value))
-    assert str(caught.value).endswith("the same command goes on from the last checkpoint, if there is one")
-    assert "\n" not in str(caught.value)
+    assert re.fullmatch(
+        rf"node 1 \({HOST}\) has not been heard of for 4 s \(launch.silence_seconds\); "
+        "the same command goes on from the last checkpoint, if there is one",
+        str(caught.value),
+    )
     assert second.code() == -signal.SIGKILL
 
 
-def test_node_0_that_dies_ends_the_others(other: Callable[..., Machine], port: int, tmp_path: Path) -> None:
-    """A node 0 that speaks and then falls silent: as behind a cable that was cut."""
-    from skytune.launch.channel import Channel
+NODE_0 = """
+import sys
+sys.path.insert(0, {tests!r})
+import apart
+from pathlib import Path
+from skytune.launch import several
+several.agent = lambda job, *rest: [sys.executable, "-c", {script!r}, str(job.root)]
+sys.exit(apart.main(Path(sys.argv[1])))
+"""
 
-    job = JobDir(tmp_path / "job")
-    config = RunConfig(launch=LaunchConfig(silence_seconds=2.0, grace_seconds=1.0))
-    job.write_job(Job(kind="train", run_key="my-run", config=config, labels=["a"]))
-    (job.root / ".nodes").write_text("here")
-    with socket.create_server(("127.0.0.1", port)) as door:
+
+def test_node_0_that_dies_ends_the_others(
+    other: Callable[..., Machine], job: JobDir, settings: Any, tmp_path: Path
+) -> None:
+    settings["silence_seconds"] = 4.0
+    config = RunConfig(launch=LaunchConfig(**{**settings, "num_processes": 2, "master_addr": "127.0.0.1"}))
+    config.compute.device = ComputeConfig(device="cpu").device  # type: ignore[arg-type]
+    job.write_job(Job(kind="train", run_key=KEY, config=config, labels=["a", "b"]))
+    script = HEAD + "(JOB / 'pid-0').write_text(str(os.getpid())); time.sleep(600)"
+    code = NODE_0.format(tests=str(ROOT / "tests" / "launch"), script=script)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SKYTUNE_HOME": str(tmp_path / "first")}
+    first = subprocess.Popen([sys.executable, "-c", code, str(job.root)], env=env, stdin=subprocess.DEVNULL)
+    try:
         second = other("(JOB / 'pid').write_text(str(os.getpid())); time.sleep(600)")
-        channel = Channel(door.accept()[0], 30.0)
-        channel.challenge("word-4711")
-        assert channel.expect("hello")["python"] == ".".join(map(str, sys.version_info[:2]))
-        channel.send("welcome", rank=1, nodes=2, each=1, run_key="my-run", folder=str(job.root), nonce="here")
-        assert channel.expect("found")["shared"] is True
-        channel.expect("ready")
-        channel.send("go", address="127.0.0.1", port=1)
-        assert second.code(60) == 1
-    assert second.said.splitlines()[-1] == (
-        f"error: node 0 (127.0.0.1:{port}) has not been heard of: this machine's workers were ended"
+        _until(lambda: (job.root / "pid").exists() and (job.root / "pid-0").exists(), second)
+    finally:
+        first.kill()
+        first.wait()
+        os.kill(int((job.root / "pid-0").read_text()), signal.SIGKILL)
+    assert second.code() == 1
+    assert re.fullmatch(
+        rf"error: node 0 \({HOST}\) has not been heard of for 4 s \(launch.silence_seconds\): this machine's workers "
+        "were ended",
+        second.said.splitlines()[-1],
     )
     _assert_gone(int((job.root / "pid").read_text()))
 
@@ -229,105 +292,215 @@ def test_node_0_that_dies_ends_the_others(other: Callable[..., Machine], port: i
 def test_a_machine_that_is_told_to_end_has_all_save(
     other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir
 ) -> None:
-    second = other(
-        "os.kill(os.getppid(), signal.SIGTERM)\nwhile not (JOB / 'outputs' / 'result.json').exists(): time.sleep(0.05)"
-    )
+    second = other("os.kill(os.getppid(), signal.SIGTERM)\nwait(JOB / 'outputs' / 'result.json')")
     with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
-        node_0("while not (JOB / 'preempt').exists(): time.sleep(0.05)\nresult(status='preempted', steps=3)")
+        node_0("wait(JOB / 'preempt')\nresult(status='preempted', steps=3)")
     assert second.code() == 75, second.said
-    assert "is saved; the same commands go on" in second.said
+    assert second.said.splitlines()[-1].startswith("the run ended with exit code 75: node 0 (")
 
 
-def test_who_is_missing_is_said_after_the_wait(other: Callable[..., Machine], node_0: Callable[..., None]) -> None:
-    there = other("pass", "--node-rank", "2")
+def test_who_is_missing_is_said_after_the_wait(
+    other: Callable[..., Machine], node_0: Callable[..., None], settings: Any
+) -> None:
+    settings["nodes"] = 3
+    there = other("time.sleep(600)", rank=2)
+    share, host = settings["share"], socket.gethostname()
     with pytest.raises(UserError) as caught:
-        node_0("pass", count=3, nodes_timeout_seconds=8.0)
-    host = socket.gethostname()
-    assert str(caught.value) == (
-        "launch.nodes=3: node 1 did not come within 8 s (launch.nodes_timeout_seconds); "
-        f"here: node 0 ({host}), node 2 ({host} at 127.0.0.1)"
+        node_0("time.sleep(600)", nodes_timeout_seconds=8.0)
+    assert str(caught.value).startswith(
+        f"node 1 did not come within 8 s (launch.nodes_timeout_seconds; here: node 2 ({host})); all machines must see "
+        f"launch.share={share}; "
     )
     assert there.code() == 1
-    assert there.said.splitlines()[-1] == "error: the run ended before training began: node 0 says why"
+    assert there.said.splitlines()[-1] == f"error: the run failed: node 0 ({host}) says why"
 
 
-def test_a_machine_that_is_another_is_turned_away(
+def test_a_node_0_that_never_comes(other: Callable[..., Machine], settings: Any) -> None:
+    alone = other(nodes_timeout_seconds=1.0)
+    assert alone.code() == 1
+    assert alone.said.splitlines()[-1] == (
+        "error: launch.nodes=2: node 0 did not come within 1 s (launch.nodes_timeout_seconds); all machines must see "
+        f"launch.share={settings['share']}"
+    )
+
+
+def test_unlike_versions_are_refused_with_both_named(
     other: Callable[..., Machine], node_0: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Started by hand, it may be put right and come again; one with a number was started by something."""
     ours = several.about()
+    torch = ours["versions"]["torch"]
     monkeypatch.setattr(several, "about", lambda: {**ours, "versions": {**ours["versions"], "torch": "1.0"}})
-    stranger, why = other(), f"has torch {ours['versions']['torch']}, node 0 has 1.0"
-    with pytest.raises(UserError, match=r"node 1 did not come within 8 s.*turned away: .*" + re.escape(why)):
-        node_0("pass", nodes_timeout_seconds=8.0)
+    stranger = other()
+    said = rf"^launch.nodes=2: node 1 \({HOST}\) has torch {re.escape(torch)}, node 0 has 1.0, which is {HOST}$"
+    with pytest.raises(UserError, match=said):
+        node_0("time.sleep(600)")
     assert stranger.code() == 1
-    assert stranger.said.splitlines()[-1] == f"error: this machine {why}"
+    assert re.fullmatch(
+        rf"error: launch.nodes=2: this machine has torch {re.escape(torch)}, node 0 has 1.0, "
+        rf"which is node 0 \({HOST}\)",
+        stranger.said.splitlines()[-1],
+    )
 
-    numbered = other("pass", "--node-rank", "1")
-    with pytest.raises(UserError, match=r"^launch.nodes=2: .* at 127.0.0.1 " + re.escape(why) + "$"):
+
+def test_what_an_earlier_attempt_left_is_not_taken(
+    other: Callable[..., Machine], node_0: Callable[..., None], settings: Any
+) -> None:
+    """A node 0 that was killed left its word, and so did the other machine."""
+    share = Share(RunConfig(launch=LaunchConfig(**settings)), Nodes(2, 0, "127.0.0.1", settings["master_port"]))
+    work = {"mark": "m", "run_key": KEY, "each": 1, "address": "127.0.0.1", "port": 1}
+    share.write(0, json.dumps({"attempt": "a", "beat": 7, "job": work, "exit": 0}).encode())
+    share.write(1, json.dumps({"attempt": "b", "beat": 9, "leader": "a", "mark": "m", "left": 1}).encode())
+    second = other("(JOB / 'outputs' / 'logs' / 'there').touch()")
+    _until(lambda: "waiting for node 0" in second.said, second)
+    node_0(DONE)
+    assert second.code() == 0, second.said
+
+
+def test_another_command_gets_nothing_imported(
+    other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir
+) -> None:
+    config = RunConfig()
+    config.callbacks = {"x": {"_target_": "os.system", "command": "true"}}
+    second = other("(JOB / 'ran').touch()")
+    with pytest.raises(UserError, match=rf"^node 1 \({HOST}\) has ended; its output says why"):
+        node_0("time.sleep(600)", config)
+    assert second.code() == 1
+    assert "node 0's job wants callbacks.x._target_, which this machine's command does not say" in second.said
+    assert not (job.root / "ran").exists()
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [{"run_key": key} for key in ("..", "../x", "/abs", "a/../../b", "a/b", ".", "", None, "n\0l", "l" * 300)]
+    + [{"each": each} for each in (0, -1, "2", None, 10**9)]
+    + [{"port": port} for port in (0, "1", None, 65536)]
+    + [{"address": None}],
+    ids=str,
+)
+def test_a_word_that_makes_no_sense_deletes_nothing(
+    change: dict[str, Any], private: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, `run_key: ".."` emptied SKYTUNE_HOME."""
+    from skytune.launch import worker_node
+
+    share = Path(settings["share"])
+    for name in ("runs/precious", "joined/precious"):
+        (share / name).mkdir(parents=True)
+    launch = LaunchConfig(**settings)
+    node = worker_node.WorkerNode(Share(RunConfig(launch=launch), Nodes(2, 1, "a")), Nodes(2, 1), launch, None)
+    node.mailbox.private = private
+    word = {"mark": "m", "run_key": KEY, "each": 1, "address": "a", "port": 1, **change}
+    monkeypatch.setattr(node, "_job", lambda mark=None: word)
+    with pytest.raises(UserError, match="node 0's word"):
+        node._take_part("m")
+    node.presence.end()
+    assert (share / "runs" / "precious").is_dir() and (share / "joined" / "precious").is_dir()
+
+
+def test_noise_in_the_share_is_no_word(settings: Any) -> None:
+    share = Share(RunConfig(launch=LaunchConfig(**settings)), Nodes(6, 0, "a"))
+    presence = Presence(share, 0, [1, 2, 3, 4, 5], 10.0, {})
+    good = {"attempt": "x", "beat": 1, "host": "h"}
+    noise = [b"", b"[" * 100_000, b"[1]", b"\xff\xfe", b"1" * (LARGEST + 1)]
+    for round in range(2):
+        for rank, data in enumerate(noise, start=1):
+            share.write(rank, data)
+            presence._look(rank)
+            assert presence.of(rank) == {} and presence.lost(rank) == ""
+        share.write(1, json.dumps({**good, "beat": round}).encode())
+        presence._look(1)
+    assert presence.of(1)["host"] == "h", "seen to change"
+    presence.end()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/proc/mounts").exists(), reason="mounts a file system")
+@pytest.mark.parametrize("why", ["read-only", "full"])
+def test_a_share_that_fails_ends_both_sides_with_a_line(
+    why: str, other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir, settings: Any
+) -> None:
+    settings["silence_seconds"] = 4.0
+    share, over = Path(settings["share"]), threading.Event()
+    share.mkdir()
+
+    def fill() -> None:
+        with open(share / "large", "wb", buffering=0) as file:
+            while not over.wait(0.02):  # again and again: a word that is replaced leaves room for one
+                with contextlib.suppress(OSError):
+                    while file.write(b"0" * 4096):
+                        pass
+
+    def protect() -> None:
+        (meeting,) = (share / ".nodes").iterdir()  # a whole file system cannot be, while somebody has a file open
+        subprocess.run(["chattr", "+i", str(meeting)], check=True)
+
+    def break_it() -> None:
+        _until((job.root / "pid").exists, second)
+        (fill if why == "full" else protect)()
+
+    if why == "full":
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(share)], capture_output=True)
+        words = ["umount", "-l", str(share)]
+    else:
+        done = subprocess.run(["chattr", "+i", str(share)], capture_output=True)
+        subprocess.run(["chattr", "-i", str(share)], capture_output=True)
+        words = ["chattr", "-R", "-i", str(share)]
+    if done.returncode:
+        pytest.skip(f"not here: {done.stderr.decode()}")
+    said = "Operation not permitted" if why == "read-only" else "No space left on device"
+    thread = threading.Thread(target=break_it, daemon=True)
+    try:
+        second = other("(JOB / 'pid').write_text(str(os.getpid())); time.sleep(600)")
+        thread.start()
+        with pytest.raises(UserError, match=rf"^launch.share={share}: cannot be used any more: {said}$"):
+            node_0("wait(JOB / 'pid'); time.sleep(600)")
+        assert second.code() == 1
+        assert second.said.splitlines()[-1] == f"error: launch.share={share}: cannot be used any more: {said}"
+        pid = int((job.root / "pid").read_text())
+    finally:
+        over.set()
+        subprocess.run(words, check=False)
+    _assert_gone(pid)
+
+
+def test_a_share_that_cannot_be_written_is_said_at_once(
+    node_0: Callable[..., None], settings: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    settings["share"] = str(tmp_path / "file")
+    with pytest.raises(UserError, match=rf"^launch.share={tmp_path}/file: cannot be written: "):
         node_0("pass")
-    assert numbered.code() == 1
 
 
-def test_another_token_and_noise_at_the_door(
-    other: Callable[..., Machine], node_0: Callable[..., None], port: int, job: JobDir
+@pytest.mark.parametrize("code", [0, 1, 76])
+def test_a_run_without_training_ends_the_others_by_its_code(
+    code: int, other: Callable[..., Machine], settings: Any
 ) -> None:
-    stranger = other(token="guessed")
-    noise: list[socket.socket] = []
-
-    def knock() -> None:
-        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64):
-            noise.append(socket.create_connection(("127.0.0.1", port)))
-            noise[-1].sendall(data)
-        assert stranger.code() == 1
-        other()
-
-    def begin() -> None:
-        until = time.monotonic() + 30
-        while not (job.root / ".nodes").exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        knock()
-
-    thread = threading.Thread(target=begin)
-    thread.start()
-    node_0("time.sleep(0.5); result(status='completed')")
-    thread.join(30)
-    for connection in noise:
-        connection.close()
-    assert "SKYTUNE_JOIN_TOKEN is not" in stranger.said.splitlines()[-1]
-
-
-def test_a_run_without_training_lets_the_others_go(
-    other: Callable[..., Machine], port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cached one, for example."""
-    monkeypatch.setattr(dismissal, "gathered", threading.Event())
+    """A cached one, or one that failed before."""
     waiting = other()
-    dismissal.dismiss(Nodes(2, 0, "127.0.0.1", port, "Slurm"))
-    assert waiting.code(20) == 0
-    assert waiting.said.splitlines()[-1].startswith("node 0 had nothing to train")
-    begun = time.monotonic()
-    dismissal.dismiss(Nodes(1))
-    monkeypatch.delenv(TOKEN)
-    dismissal.dismiss(Nodes(2))
-    assert time.monotonic() - begun < dismissal.DISMISS_SECONDS / 2
+    nodes = Nodes(2, 0, "127.0.0.1", settings["master_port"])
+    several.Lead.begin(RunConfig(launch=LaunchConfig(**settings)), nodes)
+    lead = several.Lead.current
+    assert lead is not None
+    _until(lambda: bool(lead.word(1)), waiting)
+    lead.end(code)
+    assert waiting.code(20) == code
+    assert several.Lead.current is None
+    several.Lead.begin(RunConfig(), Nodes(1))
+    assert several.Lead.current is None
 
 
-def test_a_port_that_is_taken(node_0: Callable[..., None], port: int) -> None:
+def test_a_port_that_is_taken(other: Callable[..., Machine], node_0: Callable[..., None], settings: Any) -> None:
+    second, port = other(), settings["master_port"]
     with (
         socket.create_server(("", port)),
         pytest.raises(UserError, match=rf"^launch.master_port={port}: .*give another"),
     ):
         node_0("pass")
+    assert second.code() == 1
 
 
-def test_a_cluster_that_shares_no_secret(node_0: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOKEN)
-    with pytest.raises(UserError, match=r"^Slurm has started 2 machines: .*export SKYTUNE_JOIN_TOKEN="):
-        node_0("pass", source="Slurm")
-
-
-def test_processes_that_cannot_be_shared_out(node_0: Callable[..., None]) -> None:
+def test_processes_that_cannot_be_shared_out() -> None:
     config = LaunchConfig(num_processes=5, nodes=2)
     with pytest.raises(UserError, match=r"^launch.num_processes=5: cannot be shared out evenly among 2 machines$"):
         several.processes_each(ComputeConfig(), config, 2)
@@ -337,76 +510,122 @@ OURS = {"python": "3.11", "versions": {"torch": "2.13.0+cu126", "numpy": "2.3"},
 
 
 @pytest.mark.parametrize(
-    ("change", "device", "chosen", "why"),
+    ("change", "why"),
     [
-        ({}, "cuda", False, ""),
-        ({"versions": {"torch": "2.13.0", "numpy": "2.3"}}, "cuda", False, ""),
-        ({"python": "3.12"}, "cpu", True, "has Python 3.12, node 0 has 3.11"),
-        ({"versions": {"torch": "2.12.0", "numpy": "2.3"}}, "cpu", True, "has torch 2.12.0, node 0 has 2.13.0+cu126"),
-        ({"versions": {"torch": "2.13.0"}}, "cpu", True, "has numpy none, node 0 has 2.3"),
-        ({"code": "d"}, "cpu", True, "has another version of skytune's code than node 0"),
-        ({"gpus": 1}, "cuda", True, "has 1 GPUs, each machine needs 2"),
-        ({"gpus": 2}, "cuda", True, ""),
-        ({"gpus": 2}, "cuda", False, "has 2 GPUs, node 0 has 4"),
-        ({"gpus": 2}, "cpu", False, "has 2 GPUs, node 0 has none"),
-        ({"gpus": 2}, "cpu", True, ""),
+        ({}, ""),
+        ({"versions": {"torch": "2.13.0", "numpy": "2.3"}}, ""),
+        ({"python": "3.12"}, "has Python 3.12, node 0 has 3.11"),
+        ({"versions": {"torch": "2.12.0", "numpy": "2.3"}}, "has torch 2.12.0, node 0 has 2.13.0+cu126"),
+        ({"versions": {"torch": "2.13.0"}}, "has numpy none, node 0 has 2.3"),
+        ({"versions": ["torch"]}, "has torch none, node 0 has 2.13.0+cu126"),
+        ({"code": "d"}, "has another version of skytune's code than node 0"),
     ],
 )
-def test_machines_that_are_not_alike(change: dict[str, Any], device: str, chosen: bool, why: str) -> None:
-    said = differs({**OURS, **change}, OURS, device=device, chosen=chosen, each=2)
+def test_machines_that_are_not_alike(change: dict[str, Any], why: str) -> None:
+    assert differs({**OURS, **change}, OURS) == why
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "chosen", "why"),
+    [
+        (4, "cuda", False, ""),
+        (1, "cuda", True, "has 1 GPUs, each machine needs 2"),
+        ("x", "cuda", True, "has 0 GPUs, each machine needs 2"),
+        (2, "cuda", True, ""),
+        (2, "cuda", False, "has 2 GPUs, node 0 has 4"),
+        (2, "cpu", False, "has 2 GPUs, node 0 has none"),
+        (2, "cpu", True, ""),
+    ],
+)
+def test_gpus_that_are_not_alike(gpus: Any, device: str, chosen: bool, why: str) -> None:
+    said = lacks({**OURS, "gpus": gpus}, OURS, device=device, chosen=chosen, each=2)
     assert said.startswith(why) and bool(said) == bool(why)
 
 
 FAKE_SSH = """#!{python}
-# A stand-in for OpenSSH's client at the edge: no network, the command runs here, with this connection's stdin.
+# A stand-in for OpenSSH's client at the edge: no network, the command runs here, with this connection's pipes.
 import json, os, subprocess, sys
-at = sys.argv.index("--")
-host, command = sys.argv[at + 1], sys.argv[at + 2]
+words = sys.argv[1:]
 with open({calls!r}, "a") as file:
-    file.write(json.dumps(sys.argv[1:]) + chr(10))
+    file.write(json.dumps(words) + chr(10))
+while words[0].startswith("-"):
+    words = words[2:] if words[0] in ("-o", "-l") else words[1:]
+host, command = words[0].rpartition("@")[2], " ".join(words[1:])
 if host == "nowhere":
     sys.exit("ssh: Could not resolve hostname nowhere: Name or service not known")
-sys.exit(subprocess.run(["sh", "-c", command.replace("skytune.training join", {module!r} + " join")]).returncode)
+os.environ |= {{"HOME": {home!r} + host, "CANARY_TOKEN": ""}}
+os.makedirs(os.environ["HOME"], exist_ok=True)
+os.chdir(os.environ["HOME"])
+command = command.replace("skytune.launch.worker_node", {module!r})
+sys.exit(subprocess.run(["sh", "-c", command]).returncode)
 """
 
 
 @pytest.fixture
-def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fake `ssh`, first on the path; returns the file of its calls. Workers are a script there, too."""
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Path:
+    """A fake `ssh`, first on the path, and rsync itself; returns the file of the calls. Workers are a script."""
     folder, calls = tmp_path / "bin", tmp_path / "calls.jsonl"
     folder.mkdir()
-    (tmp_path / "joining.py").write_text(
-        "import sys\nfrom skytune.launch import join, part\n"
-        "part.agent = lambda job, *rest: [sys.executable, '-c', 'import os, sys; sys.exit(0 if os.environ.get('\n"
-        "    + repr('SKYTUNE_SECRETS') + ') else 5)', str(job.root)]\n"
-        "sys.exit(join.main(sys.argv[2:]))\n"
+    (tmp_path / "work.py").write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "job, rank = Path(sys.argv[1]), sys.argv[2]\n"
+        "assert (job / 'inputs' / 'rows.txt').read_text() == 'rows'\n"
+        "print('{not json}', flush=True)\n"
+        "(job / 'outputs' / 'logs' / f'rank-{rank}.log').write_text('a log')\n"
+        "(Path(__file__).parent / f'there-{rank}').touch()\n"
+        "sys.exit(0 if os.environ.get('CANARY_TOKEN') else 5)\n"
     )
-    (folder / "ssh").write_text(FAKE_SSH.format(python=sys.executable, calls=str(calls), module="joining"))
+    (tmp_path / "as_a_host.py").write_text(
+        "import sys\n"
+        "from skytune.launch import worker_node\n"
+        f"work = {str(tmp_path / 'work.py')!r}\n"
+        "worker_node.agent = lambda job, nodes, *_: [sys.executable, work, str(job.root), str(nodes.rank)]\n"
+        "sys.exit(worker_node.main())\n"
+    )
+    text = FAKE_SSH.format(python=sys.executable, calls=str(calls), module="as_a_host", home=f"{tmp_path}/host-")
+    (folder / "ssh").write_text(text)
     (folder / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("SKYTUNE_HOME")
+    settings["nodes"] = None
     return calls
 
 
 def test_hosts_are_started_over_ssh(
-    node_0: Callable[..., None], ssh: Path, job: JobDir, monkeypatch: pytest.MonkeyPatch
+    node_0: Callable[..., None], ssh: Path, job: JobDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SKYTUNE_SECRETS", '{"extra.canary_token": "canary"}')
-    node_0("time.sleep(1); result(status='completed', world_size=3)", count=3, hosts=["b", "me@c"])
+    monkeypatch.setenv("CANARY_TOKEN", "canary-0123456789")
+    script = "".join(f"wait({str(tmp_path / f'there-{rank}')!r})\n" for rank in (1, 2))
+    node_0(f"{script}result(status='completed', world_size=3)", num_processes=3, hosts=["b", "me@c"])
     calls = [json.loads(line) for line in ssh.read_text().splitlines()]
-    assert sorted(call[call.index("--") + 1] for call in calls) == ["b", "me@c"]
+    assert {host for call in calls for host in call} >= {"b", "me@c"}
     assert all("BatchMode=yes" in call for call in calls)
-    assert "word-4711" not in ssh.read_text() and "canary" not in ssh.read_text(), "neither stands on a command line"
+    assert "canary-" not in ssh.read_text(), "it does not stand on a command line"
     for number in (1, 2):
         record = (job.logs / f"node-{number}.log").read_text()
         assert record.splitlines()[-1] == "the run is done; node 0 has the results", record
+        assert (job.logs / f"rank-{number}.log").read_text() == "a log"
+        assert "{not json}" in (job.logs / f"output-node-{number}.log").read_text()
+    assert not list(tmp_path.glob("host-*/.cache/skytune/joined/*")), "the copies go again"
 
 
 def test_a_host_that_cannot_be_reached_is_named_at_once(node_0: Callable[..., None], ssh: Path, job: JobDir) -> None:
     with pytest.raises(UserError) as caught:
-        node_0("pass", hosts=["nowhere"])
-    said = "ssh: Could not resolve hostname nowhere: Name or service not known"
-    assert str(caught.value).startswith(f"launch.hosts: nowhere (node 1) did not join: {said} (more in ")
+        node_0("time.sleep(600)", hosts=["nowhere"])
+    assert str(caught.value) == (
+        "launch.hosts: rsync with nowhere:.cache/skytune/joined/my-run-0123456789ab/: ssh: Could not resolve hostname "
+        "nowhere: Name or service not known"
+    )
+
+
+def _until(true: Callable[[], bool], machine: Machine, seconds: float = 90.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert machine.process.poll() is None, machine.said
+        assert time.monotonic() < until, machine.said
+        time.sleep(0.05)
 
 
 def _assert_gone(pid: int, within: float = 5.0) -> None:

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from skytune.common.background import Late, Pending
 from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
+from skytune.launch.local import agent
 from skytune.launch.nodes import Nodes, node_addresses
-from skytune.launch.several import agent
 from skytune.launch.skypilot import machines_asked, merged, scripts, upload
 from skytune.launch.skypilot.cost import Attempt, Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources

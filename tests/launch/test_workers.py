@@ -89,6 +89,7 @@ def test_two_processes_with_everything_in_the_way(
             key for key in seen["environment"] if key.startswith(("ACCELERATE_MIXED", "ACCELERATE_USE_FSDP", "FSDP_"))
         ]
         assert seen["environment"]["MASTER_PORT"] != "29500"
+        assert set(seen["listening"]) == {"127.0.0.1"}, "no other machine can reach them"
     # Every rank has its log, only rank 0 speaks.
     assert sorted(file.name for file in done.job.logs.glob("rank-*.log")) == ["rank-0.log", "rank-1.log"]
     said = capfd.readouterr().out

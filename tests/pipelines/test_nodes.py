@@ -15,7 +15,8 @@ import pytest
 @pytest.mark.timeout(500)
 def test_the_same_command_on_two_machines(new_checkout: Callable[[], Any], small: list[str]) -> None:
     checkout = new_checkout()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [*small, "epochs=1", "launch.num_processes=2", f"launch.master_port={port}"]
     slurm = {
@@ -25,11 +26,6 @@ def test_the_same_command_on_two_machines(new_checkout: Callable[[], Any], small
         "SLURM_STEP_NODELIST": "127.0.0.1,127.0.0.2",
         "SLURM_JOB_ID": "4711",
     }
-    alone = checkout.run(*words, **slurm, SLURM_NODEID="1")
-    assert alone.code == 1
-    assert "SKYTUNE_JOIN_TOKEN is not set" in alone.err
-
-    slurm["SKYTUNE_JOIN_TOKEN"] = "word-4711"
     other = subprocess.Popen(
         [sys.executable, str(checkout.source / "src" / "run.py"), *words],
         cwd=checkout.home,
@@ -48,7 +44,6 @@ def test_the_same_command_on_two_machines(new_checkout: Callable[[], Any], small
     assert other.returncode == 0, said
     assert said.splitlines()[-1] == "the run is done; node 0 has the results"
     assert not os.path.exists(checkout.home / "other"), "no ZenML on the other machine"
-    assert "word-4711" not in first.out + first.err
     # Again: node 0 has everything from its cache, and lets the other one go.
     other = subprocess.Popen(
         [sys.executable, str(checkout.source / "src" / "run.py"), *words],

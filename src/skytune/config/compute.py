@@ -181,16 +181,21 @@ class LaunchConfig:
     SkyPilot, Slurm, torchrun or SageMaker say, else one."""
 
     node_rank: int | None = None
-    """This machine's number among them, from 0. Node 0 runs the pipeline and writes the results, the others join it."""
+    """This machine's number among them, from 0. Node 0 runs the pipeline and writes the results."""
+
+    share: str | None = None
+    """Folder or bucket (`s3://bucket/folder`) that all machines read and write; a folder becomes SKYTUNE_HOME. Empty:
+    the bucket of `checkpoint.store`, else SKYTUNE_HOME, which must then lie on a file system that all share."""
 
     master_addr: str | None = None
     """Address of node 0 as the others reach it; empty: what the variables say, else this machine's own."""
 
     master_port: int | None = None
-    """Port on which node 0 waits for the others; torchrun takes the next one. Empty: 29511, or any that is free."""
+    """Port on which torch's store listens on node 0. Empty: 29511, or any that is free."""
 
     hosts: list[str] = field(default_factory=list)
-    """The other machines (`[a,me@b]`): this one is node 0 and starts them over SSH, which must need no password."""
+    """The other machines (`[a,me@b]`): this one is node 0 and starts them over SSH, which must need no password; inputs
+    and logs go by rsync."""
 
     nodes_timeout_seconds: float = 300.0
     """How long node 0 waits for the others, and they for node 0."""
@@ -227,8 +232,11 @@ class LaunchConfig:
             raise ConfigError(f"launch.nodes={self.nodes}: must be at least 1")
         if self.node_rank is not None and self.node_rank < 0:
             raise ConfigError(f"launch.node_rank={self.node_rank}: the first machine has 0")
-        if self.master_port is not None and not 0 < self.master_port < 65535:
-            raise ConfigError(f"launch.master_port={self.master_port}: must lie between 1 and 65534")
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise ConfigError(f"launch.master_port={self.master_port}: must lie between 1 and 65535")
+        kind, separator, rest = (self.share or "").partition("://")
+        if separator and (kind not in ("s3", "file") or not rest.strip("/")):
+            raise ConfigError(f"launch.share={self.share}: a folder, file:///folder or s3://bucket/folder is meant")
         for number, host in enumerate(self.hosts):
             if not host.strip():
                 raise ConfigError(f"launch.hosts={self.hosts}: a name is empty")

@@ -1,6 +1,6 @@
-"""Other machines started from node 0 with the SSH client: `python -m skytune.training join` on each of them.
+"""Other machines started from node 0 with the SSH client: words go over its pipes, the job and logs by rsync.
 
-The token and the secrets of the configuration go over ssh's standard input, never on a command line.
+python start.py skytune.launch.worker_node        on each of them: a `worker_node` whose words go through its own pipes
 """
 
 import contextlib
@@ -10,13 +10,17 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 import skytune
 
-from ..config import UserError
+from ..config import LaunchConfig, UserError, to_dict
 from ..config.secrets import of_environment
-from .gathering import TOKEN
+from ..job import JobDir
+from .presence import Mailbox
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10")
 """No terminal and no questions: a host that wants a password or whose key is not known yet is an error."""
@@ -25,86 +29,117 @@ HANDED_ON = ("HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_HOME", "SKYTUNE_HOME")
 """Variables of this process that are set there too."""
 
 
-class Hosts:
+class Hosts(Mailbox):
     """One `ssh` process a host."""
 
-    def __init__(self, hosts: list[str], place: str, token: str, timeout: float) -> None:
-        """Begin.
+    where = "launch.hosts"
 
-        Args:
-            place: address and port of node 0.
-            timeout: seconds for which they wait for node 0.
-        """
-        self.hosts, self.place, self.token, self.timeout = hosts, place, token, timeout
-        self._running: dict[int, tuple[str, subprocess.Popen[bytes], Path]] = {}
-
-    def start(self, logs: Path) -> None:
-        """Start all of them; what they print goes to `logs/node-N.log`.
+    def __init__(self, launch: LaunchConfig, job: JobDir) -> None:
+        """Start all of them; what they print goes to the job's `node-N.log`.
 
         Raises:
             UserError: there is no SSH client.
         """
+        self.hosts, self.logs, self._words = launch.hosts, job.logs, dict[int, bytes]()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self.folder = f"{os.environ.get('SKYTUNE_HOME') or '.cache/skytune'}/joined/{job.root.name}"
+        job.logs.mkdir(parents=True, exist_ok=True)
         for rank, host in enumerate(self.hosts, start=1):
-            record = logs / f"node-{rank}.log"
-            try:
-                with record.open("wb") as out:
-                    child = subprocess.Popen(
-                        [*SSH, "--", host, remote(rank, self.place, self.timeout)],
-                        stdin=subprocess.PIPE,
-                        stdout=out,
-                        stderr=out,
-                        start_new_session=True,
-                    )
-            except FileNotFoundError as error:
-                raise UserError("launch.hosts: there is no ssh on this machine (openssh-client)") from error
-            self._running[rank] = (host, child, record)
-            hidden = {TOKEN: self.token, **of_environment()}
-            assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps(hidden).encode() + b"\n")
-                child.stdin.flush()  # left open: the other side ends when this one does
+            words = [*SSH, "--", host, remote()]
+            with self._record(rank).open("wb") as record:
+                try:
+                    pipe = subprocess.PIPE
+                    child = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=record, start_new_session=True)
+                except FileNotFoundError as error:
+                    raise UserError("launch.hosts: there is no ssh on this machine (openssh-client)") from error
+            self._children.append(child)
+            settings = {**to_dict(launch), "hosts": [], "nodes": len(self.hosts) + 1, "node_rank": rank}
+            # Secrets never stand on a command line.
+            write_line(child.stdin, json.dumps({"environ": of_environment(), "launch": settings}).encode())
+            threading.Thread(target=read_lines, args=(child.stdout, self._words, rank), daemon=True, name="ssh").start()
 
-    def check(self, joined: set[int]) -> None:
-        """See that those run that have not joined yet.
+    def write(self, rank: int, data: bytes) -> None:
+        """See `Mailbox`; that a host is gone is said by `gone`."""
+        for child in self._children:
+            with contextlib.suppress(OSError, ValueError):
+                write_line(child.stdin, data)
 
-        Raises:
-            UserError: one has ended, with what it said last.
-        """
-        for rank, (host, child, record) in self._running.items():
-            if rank not in joined and child.poll() is not None:
-                said = record.read_text(errors="replace").strip().splitlines()
-                last = next((line for line in reversed(said) if line.strip()), f"exit code {child.returncode}")
-                raise UserError(f"launch.hosts: {host} (node {rank}) did not join: {last.strip()} (more in {record})")
+    def read(self, rank: int) -> bytes | None:
+        return self._words.get(rank)
 
-    def end(self, seconds: float = 5.0) -> None:
+    def gone(self, rank: int) -> str:
+        code, record = self._children[rank - 1].poll(), self._record(rank)
+        if code is None:
+            return ""
+        lines = [line for line in record.read_text(errors="replace").splitlines() if line.strip()]
+        return f"at {self.hosts[rank - 1]} has ended: {(lines or [f'exit code {code}'])[-1].strip()} (more in {record})"
+
+    def send(self, job: JobDir) -> None:
+        for host in self.hosts:
+            paths = [str(job.root / name) for name in ("job.json", "inputs")]
+            _rsync("--mkpath", "--copy-links", "--delete", *paths, f"{host}:{self.folder}/")
+
+    def receive_logs(self, job: JobDir, each: int) -> None:
+        for rank, host in enumerate(self.hosts, start=1):
+            names = [f"rank-{r}.{end}" for r in range(rank * each, (rank + 1) * each) for end in ("log", "error.json")]
+            places = [f":{self.folder}/outputs/logs/{name}" for name in (f"output-node-{rank}.log", *names)]
+            _rsync("--no-links", "--ignore-missing-args", host + places[0], *places[1:], f"{job.logs}/")
+
+    def clear(self, heard: bool) -> None:
         """Let them end; end those that do not."""
-        for _, child, _ in self._running.values():
+        for child in self._children:
             with contextlib.suppress(OSError):
-                if child.stdin is not None:
-                    child.stdin.close()
-        for _, child, _ in self._running.values():
-            try:
-                child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                child.terminate()
+                child.stdin.close()  # type: ignore[union-attr]
+        for child in self._children:
+            for end in (lambda: None, child.terminate, child.kill):
+                end()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(2.0)
-                child.kill()
-                child.wait()
+                    child.wait(5.0)
+                    break
+
+    def _record(self, rank: int) -> Path:
+        return self.logs / f"node-{rank}.log"
 
 
-def remote(rank: int, place: str, timeout: float) -> str:
+def write_line(pipe: IO[bytes] | None, data: bytes) -> None:
+    """Send a word through a pipe."""
+    assert pipe is not None
+    pipe.write(data + b"\n")
+    pipe.flush()
+
+
+def read_lines(pipe: Iterable[bytes], words: dict[int, bytes], rank: int) -> None:
+    """Keep the last word that comes through a pipe."""
+    for line in pipe:
+        words[rank] = line
+
+
+def _rsync(*words: str) -> None:
+    """Run rsync over the same SSH client.
+
+    Raises:
+        UserError: there is none, here or there, or it failed.
+    """
+    command = ["rsync", "--archive", "--secluded-args", f"--rsh={shlex.join(SSH)}", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    except FileNotFoundError as error:
+        raise UserError("launch.hosts: there is no rsync on this machine") from error
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+        raise UserError(f"launch.hosts: rsync with {words[-1]}: {said}")
+
+
+def remote() -> str:
     """Return the command for a host's shell: this Python where the host has it at the same place, else its `python3`;
     this checkout's code where it has that, else the installed package."""
     start = Path(skytune.__file__).resolve().parent / "launch" / "start.py"
-    words = ["join", place, "--node-rank", str(rank), "--timeout", f"{timeout:g}", "--secrets-on-stdin"]
     handed = "".join(f"export {name}={shlex.quote(os.environ[name])}; " for name in HANDED_ON if os.environ.get(name))
     python, code = shlex.quote(sys.executable), shlex.quote(str(start))
-    rest = shlex.join(words)
+    module = "skytune.launch.worker_node"
     return (
         f'{handed}p={python}; [ -x "$p" ] || p=python3; '
-        f'if [ -f {code} ]; then exec "$p" {code} skytune.training {rest}; fi; '
-        f'exec "$p" -m skytune.training {rest}'
+        f'if [ -f {code} ]; then exec "$p" {code} {module}; fi; exec "$p" -m {module}'
     )
 
 

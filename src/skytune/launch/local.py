@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from ..training.preemption import FLAG_FILE
 from .blame import failure, hanging
 from .follow import Follower
 from .gpus import machine_is_busy, processes_wanted, threads_each
+from .machine import network
+from .nodes import Nodes
 from .output import pump
-from .processes import end_group, module_command
+from .processes import START, end_group, module_command
 from .stopping import Stopping
 
 
@@ -47,11 +50,14 @@ class Team:
 
     def __init__(self, job: JobDir, processes: int, launch: LaunchConfig) -> None:
         self.job, self.processes, self.launch = job, processes, launch
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self, stopping: Stopping) -> "subprocess.Popen[bytes]":
         """Start this machine's workers, once the other machines are there."""
         env = environment(self.processes, threads_each(self.launch, self.processes), self.launch.stop_seconds)
-        return start(command(self.job, self.processes), env)
+        self._folder = tempfile.TemporaryDirectory(prefix="skytune-", ignore_cleanup_errors=True)
+        env.update(loopback(Path(self._folder.name)))
+        return start(command(self.job, self.processes, Path(self._folder.name)), env)
 
     def check(self) -> None:
         """To be called while the workers run.
@@ -67,6 +73,8 @@ class Team:
             status: `completed`, `preempted` or `failed`.
             wait: whether to wait for their logs.
         """
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 class PeerEnded(Exception):
@@ -74,7 +82,7 @@ class PeerEnded(Exception):
 
 
 class LocalLauncher:
-    """One process directly, several through torchrun (free port, one agent)."""
+    """One process directly, several through torchrun (one agent)."""
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         """See `Launcher`."""
@@ -127,9 +135,30 @@ def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
         raise WorkerError(f"{team.processes} worker processes were asked for, {result['world_size']} trained")
 
 
-def command(job: JobDir, processes: int) -> list[str]:
-    """Return the command of the workers."""
-    return module_command("skytune.training.worker", str(job.root), processes=processes)
+def command(job: JobDir, processes: int, folder: Path) -> list[str]:
+    """Return the command of the workers of this machine alone.
+
+    Args:
+        folder: an empty one on this machine's own disk.
+    """
+    return module_command("skytune.training.worker", str(job.root), processes=processes, store=folder / "agent")
+
+
+def agent(job: JobDir, nodes: Nodes, each: int, master: str, port: int) -> list[str]:
+    """Return the command of the workers of one of several machines."""
+    words = [sys.executable, "-m", "torch.distributed.run"]
+    words += ["--nnodes", str(nodes.count), "--node-rank", str(nodes.rank), "--nproc-per-node", str(each)]
+    words += ["--master-addr", master, "--master-port", str(port), "--max-restarts", "0"]
+    return [*words, str(START), "skytune.training.worker", str(job.root)]
+
+
+def loopback(folder: Path) -> dict[str, str]:
+    """Return the variables by which workers of one machine meet in a file of `folder`, and listen on the loopback
+    alone: torch's TCPStore has no authentication, and listens on every interface that the machine has."""
+    found = {"SKYTUNE_RENDEZVOUS": str(folder / "workers"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    for name, own in network("127.0.0.1").items():
+        found |= {name: own, "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", own)}
+    return found
 
 
 def start(words: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
@@ -157,7 +186,7 @@ def environment(processes: int, threads: int, stop_seconds: float = 60.0) -> dic
         stop_seconds: what torchrun's agent grants the workers where it is told to end itself (torch 2.12 or newer;
             older ones grant 30 s).
     """
-    foreign = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "SLURM_")
+    foreign = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PET_", "SLURM_")
     single = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
     env = {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in single}
     source = Path(skytune.__file__).resolve().parents[1]  # comes last on the path: see start.py

@@ -1,5 +1,6 @@
 """What a machine says of itself, so that those that train together are alike; and which of its networks it uses."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -29,23 +30,26 @@ def about() -> dict[str, Any]:
     }
 
 
-def differs(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, device: str, chosen: bool, each: int) -> str:
-    """Return in what another machine does not fit this one; empty where it does.
+def differs(node: Mapping[str, Any], node_0: Mapping[str, Any]) -> str:
+    """Return in which version a machine differs from node 0, by what both say of themselves; empty where in none."""
+    found, wanted = _packages(node), _packages(node_0)
+    for name in ("Python", *ALIKE):
+        one, other = found.get(name, "none"), wanted.get(name, "none")
+        if one.partition("+")[0] != other.partition("+")[0]:  # `2.13.0+cu126` is `2.13.0`
+            return f"has {name} {one}, node 0 has {other}"
+    return "has another version of skytune's code than node 0" if node.get("code") != node_0.get("code") else ""
+
+
+def lacks(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, device: str, chosen: bool, each: int) -> str:
+    """Return what GPUs another machine lacks, or has too many of; empty where it fits.
 
     Args:
         device: what the processes here compute on.
         chosen: whether the configuration says so; else every machine takes the best that it has.
         each: processes of every machine.
     """
-    if theirs.get("python") != ours["python"]:
-        return f"has Python {theirs.get('python')}, node 0 has {ours['python']}"
-    others = theirs.get("versions") or {}
-    for name, version in ours["versions"].items():
-        if _public(others.get(name, "none")) != _public(version):
-            return f"has {name} {others.get(name, 'none')}, node 0 has {version}"
-    if theirs.get("code") != ours["code"]:
-        return "has another version of skytune's code than node 0"
-    gpus = int(theirs.get("gpus") or 0)
+    said = theirs.get("gpus")
+    gpus = said if isinstance(said, int) else 0
     if device == "cuda" and gpus < each:
         return f"has {gpus} GPUs, each machine needs {each}"
     if device == "cuda" and not chosen and gpus != ours["gpus"]:
@@ -55,12 +59,12 @@ def differs(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, device: str, 
     return ""
 
 
-def own_address() -> str:
-    """Return the address by which other machines reach this one: that of its way to the world, or of the loopback where
-    it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def own_address(towards: str = "192.0.2.1") -> str:
+    """Return the address by which another machine reaches this one: that of its way there (to the world, by an address
+    of documentation's, if none is given), or of the loopback where there is none."""
+    with socket.socket(socket.AF_INET6 if ":" in towards else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent; the address is one of documentation's
+            probe.connect((towards, 9))  # nothing is sent
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
@@ -77,15 +81,19 @@ def interface(address: str) -> str | None:
 
 
 def network(address: str) -> dict[str, str]:
-    """Return the variables that keep gloo on the network of an address: by itself it takes the one that this machine's
-    name stands for, which on many machines is the loopback."""
+    """Return the variables that keep gloo on the network of an address of this machine: by itself it takes the one that
+    this machine's name stands for, which on many machines is the loopback, and on others every other one can reach."""
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(address)
     name = None if os.environ.get("GLOO_SOCKET_IFNAME") else interface(address)
     return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 
-def _public(version: str) -> str:
-    """Return a version without its build: `2.13.0+cu126` is `2.13.0`."""
-    return version.partition("+")[0]
+def _packages(word: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions that a machine says it has; whatever else it wrote there counts as none."""
+    versions = word.get("versions")
+    found = {"Python": word.get("python"), **(versions if isinstance(versions, dict) else {})}
+    return {name: version[:40] for name, version in found.items() if isinstance(version, str)}
 
 
 def _code() -> str:

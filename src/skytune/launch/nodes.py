@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..config import ConfigError, LaunchConfig
-from .variables import count, port, rank
 
 PORT = 29511
-"""Where node 0 waits for the others unless something else is said; not 29500, which every torchrun takes."""
+"""Where torch's store listens on node 0 unless something else is said; not 29500, which every torchrun takes."""
 
 ALONE = "there is one machine; launch.nodes=N says how many there are"
 
@@ -33,8 +32,8 @@ class Nodes:
 def nodes_of(launch: LaunchConfig, environ: Mapping[str, str]) -> Nodes:
     """Return what the configuration says of the machines, completed by the first cluster whose variables are there.
 
-    The order is SkyPilot, Slurm, torchrun (`PET_*`, those of its workers, `NNODES`), SageMaker. `launch.hosts` and
-    `launch.nodes=1` leave no question open, so no variable is looked at.
+    The order is SkyPilot, Slurm, torchrun (`PET_*`, those of its workers, `NNODES` with `NODE_RANK` or the index of a
+    Kubernetes Job), SageMaker. `launch.hosts` and `launch.nodes=1` leave no question open, so no variable is looked at.
 
     Raises:
         ConfigError: they contradict each other, or make no sense; the message names the key or the variable.
@@ -88,13 +87,13 @@ def first_host(nodelist: str) -> str:
 
 def _skypilot(environ: Mapping[str, str]) -> Nodes | None:
     addresses = node_addresses(environ.get("SKYPILOT_NODE_IPS", ""))
-    said = count(environ, "SKYPILOT_NUM_NODES") if "SKYPILOT_NUM_NODES" in environ else None
+    said = _count(environ, "SKYPILOT_NUM_NODES") if "SKYPILOT_NUM_NODES" in environ else None
     if said is not None and said != len(addresses) and (addresses or said > 1):
         raise ConfigError(
             f"SKYPILOT_NUM_NODES={said}, but SKYPILOT_NODE_IPS names {len(addresses)} machines (launch.nodes=1 trains "
             "on this one alone)"
         )
-    own = rank(environ, "SKYPILOT_NODE_RANK", max(1, len(addresses)))
+    own = _rank(environ, "SKYPILOT_NODE_RANK", max(1, len(addresses)))
     return Nodes(len(addresses), own, addresses[0], PORT, "SkyPilot") if addresses else None
 
 
@@ -102,7 +101,7 @@ def _slurm(environ: Mapping[str, str]) -> Nodes | None:
     # Only inside a step: the batch script itself runs on the first machine alone, whatever the job was given.
     if "SLURM_STEP_ID" not in environ or "SLURM_NODEID" not in environ:
         return None
-    machines = count(environ, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES")
+    machines = _count(environ, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES")
     tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
     # In a terminal (srun --pty) Slurm runs a shell as task 0 and takes all output from the others: they end.
     shell = machines == 1 and "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID", "0") == "0"
@@ -112,7 +111,7 @@ def _slurm(environ: Mapping[str, str]) -> Nodes | None:
             "--ntasks-per-node=1); launch.num_processes=N says how many processes train"
         )
     nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    return Nodes(machines, rank(environ, "SLURM_NODEID", machines), first_host(nodelist) or None, PORT, "Slurm")
+    return Nodes(machines, _rank(environ, "SLURM_NODEID", machines), first_host(nodelist) or None, PORT, "Slurm")
 
 
 def _torchrun(environ: Mapping[str, str]) -> Nodes | None:
@@ -121,29 +120,58 @@ def _torchrun(environ: Mapping[str, str]) -> Nodes | None:
     if "PET_NNODES" in environ:
         if ":" in environ["PET_NNODES"]:
             raise ConfigError(f"PET_NNODES={environ['PET_NNODES']}: the number of machines must be fixed")
-        machines = count(environ, "PET_NNODES")
+        machines = _count(environ, "PET_NNODES")
         return Nodes(
             machines,
-            rank(environ, "PET_NODE_RANK", machines),
+            _rank(environ, "PET_NODE_RANK", machines),
             environ.get("PET_MASTER_ADDR", address),
             _port(environ, "PET_MASTER_PORT", "MASTER_PORT"),
             "torchrun",
         )
     if {"GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= environ.keys():
-        world, each = count(environ, "WORLD_SIZE"), count(environ, "LOCAL_WORLD_SIZE")
+        world, each = _count(environ, "WORLD_SIZE"), _count(environ, "LOCAL_WORLD_SIZE")
         if world % each:
             raise ConfigError(f"WORLD_SIZE={world} is no multiple of LOCAL_WORLD_SIZE={each}: machines must be alike")
         # On its own port torchrun's store listens.
-        return Nodes(world // each, rank(environ, "GROUP_RANK", world // each), address, PORT, "torchrun")
-    if {"NNODES", "NODE_RANK"} <= environ.keys():
-        machines = count(environ, "NNODES")
-        own = rank(environ, "NODE_RANK", machines)
-        return Nodes(machines, own, address, _port(environ, "MASTER_PORT"), "torchrun")
+        return Nodes(world // each, _rank(environ, "GROUP_RANK", world // each), address, PORT, "torchrun")
+    for name, source in (("NODE_RANK", "torchrun"), ("JOB_COMPLETION_INDEX", "Kubernetes")):
+        if {"NNODES", name} <= environ.keys():  # an index alone is that of a job of which many run, each by itself
+            machines = _count(environ, "NNODES")
+            return Nodes(machines, _rank(environ, name, machines), address, _port(environ, "MASTER_PORT"), source)
     return None
 
 
+def _count(environ: Mapping[str, str], name: str) -> int:
+    if (found := _number(environ, name)) < 1:
+        raise ConfigError(f"{name}={found}: must be at least 1")
+    return found
+
+
+def _rank(environ: Mapping[str, str], name: str, machines: int) -> int:
+    """Return which of so many machines this is, from 0; where there is one, the variable may be missing."""
+    if name not in environ and machines == 1:
+        return 0
+    if (found := _number(environ, name)) >= machines:
+        there = f"there are {machines} machines, the last is {machines - 1}" if machines > 1 else "there is one machine"
+        raise ConfigError(f"{name}={found}: {there} (launch.nodes=1 trains on this one alone)")
+    return found
+
+
 def _port(environ: Mapping[str, str], *names: str) -> int:
-    return next((port(environ, name) for name in names if name in environ), PORT)
+    name = next((name for name in names if name in environ), None)
+    found = PORT if name is None else _number(environ, name)
+    if not 0 < found <= 65535:
+        raise ConfigError(f"{name}={found}: must lie between 1 and 65535")
+    return found
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    if name not in environ:
+        raise ConfigError(f"{name} is not set, other variables of several machines are (launch.nodes=1 ignores them)")
+    text = environ[name].strip()
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ConfigError(f"{name}={' '.join(text.split())[:40]}: must be a whole number")
+    return int(text)
 
 
 def _sagemaker(environ: Mapping[str, str]) -> Nodes | None:

@@ -16,13 +16,20 @@ KILLED = 5.0
 START = Path(__file__).with_name("start.py")
 
 
-def module_command(module: str, *words: str, processes: int = 1) -> list[str]:
-    """Return the command that runs a module: directly for one process, through torchrun (free port) for several."""
+def module_command(module: str, *words: str, processes: int = 1, store: Path | None = None) -> list[str]:
+    """Return the command that runs a module: directly for one process, through torchrun for several.
+
+    Args:
+        store: a file through which torchrun's agent meets itself, in place of a store that listens on a port.
+    """
     run = [str(START), module, *words]
     if processes == 1:
         return [sys.executable, *run]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    return [sys.executable, *torchrun, "--nproc-per-node", str(processes), *run]
+    torchrun = ["-m", "torch.distributed.run", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes)]
+    if store is None:
+        return [sys.executable, *torchrun, "--standalone", *run]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", str(store)]
+    return [sys.executable, *torchrun, *run]
 
 
 def end_group(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", grace: float) -> None:

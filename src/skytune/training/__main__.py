@@ -1,11 +1,9 @@
-"""Workers without the pipeline: this machine's part of a run, or a job directory, started by hand.
+"""Workers without the pipeline: a job directory, started by hand.
 
 python -m skytune.training JOBDIR                    one worker on a job directory
 accelerate launch -m skytune.training JOBDIR         several, by Accelerate; or with torchrun -m
-python -m skytune.training join ADDRESS[:PORT]       this machine joins a run as another node
 """
 
-import importlib
 import os
 import sys
 
@@ -17,9 +15,6 @@ EXIT_PREEMPTED = 75
 
 def main(words: list[str]) -> int:
     """Run the words of the command line; return the exit code."""
-    if words[:1] == ["join"]:
-        # By name: the room of launchers is above this one, which does not import it.
-        return int(importlib.import_module("skytune.launch.join").main(words[1:]))
     if len(words) == 1:
         _begin(words[0])
     from .worker import main as work

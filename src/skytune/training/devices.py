@@ -71,6 +71,16 @@ def choose_device(wanted: Device) -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def rendezvous(size: int, device: str) -> str | None:
+    """Return where the processes of one machine meet: in a file, if the launcher says so (`launch.local`); None where
+    torch's own variables say it."""
+    file = os.environ.get("SKYTUNE_RENDEZVOUS")
+    if not file or size == 1:
+        return None
+    # On a CPU Accelerate hands rank and size on beside it, and torch wants them once.
+    return f"file://{file}" + ("" if device == "cpu" else f"?rank={os.environ['RANK']}&world_size={size}")
+
+
 def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", World]:
     """Join the other processes (those of torchrun's environment) and return Accelerate's handle and our place.
 
@@ -102,7 +112,11 @@ def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", World]:
     # Whatever the person's own Accelerate settings put into the environment, ours is what the config says.
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
-    options: list[Any] = [InitProcessGroupKwargs(timeout=timedelta(seconds=config.launch.start_timeout_seconds))]
+    options: list[Any] = [
+        InitProcessGroupKwargs(
+            timeout=timedelta(seconds=config.launch.start_timeout_seconds), init_method=rendezvous(came_up, device)
+        )
+    ]
     start = time.monotonic()
     try:
         # The precision is the strategy's: Accelerate's wrapper of `forward` is lost whenever a model is unwrapped.

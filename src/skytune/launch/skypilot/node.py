@@ -18,10 +18,9 @@ from types import FrameType
 from ...config import UserError
 from ...job import JobDir, RankError
 from ..gpus import threads_each
-from ..local import environment
+from ..local import agent, environment
 from ..nodes import Nodes, node_addresses
 from ..processes import end_group
-from ..several import agent
 from .passing import INPUTS, Passing
 
 PORT = 29517
