@@ -73,26 +73,18 @@ class Checkpoints(Callback):
         """
         main_does(self.world, lambda: self._open(launch))
         settings = self.config.checkpoint
+        options: dict[str, Any] = {
+            "keep": settings.keep,
+            "max_wait_seconds": settings.stall_seconds,
+            "decisive": self.decisive,
+            "lease": self.lease,
+        }
         if self.strategy.sharded:
             refuse_unshared(self.world, self.store, self.strategy.name)
-            self.writer = ShardWriter(
-                self.store,
-                Board(self.world.rank, self.world.size),
-                keep=settings.keep,
-                max_wait_seconds=settings.stall_seconds,
-                decisive=self.decisive,
-                lease=self.lease,
-                own=self.strategy.own_files,
-            )
+            board = Board(self.world.rank, self.world.size)
+            self.writer = ShardWriter(self.store, board, own=self.strategy.own_files, **options)
         elif self.world.main:
-            self.writer = Writer(
-                self.store,
-                keep=settings.keep,
-                max_wait_seconds=settings.stall_seconds,
-                decisive=self.decisive,
-                world_size=self.world.size,
-                lease=self.lease,
-            )
+            self.writer = Writer(self.store, world_size=self.world.size, **options)
 
     def _open(self, launch: str) -> None:
         expiry = self.config.checkpoint.lease_seconds

@@ -4,10 +4,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from accelerate.tracking import TensorBoardTracker, WandBTracker
 
@@ -19,31 +18,6 @@ from ..config.tracking import WandbConfig
 log = logging.getLogger(__name__)
 
 
-class Tracker(Protocol):
-    """What the run asks of a tracker."""
-
-    trouble: str
-    """What went wrong without ending it; empty where nothing did."""
-
-    def start(self) -> None:
-        """Begin; Accelerate's trackers do nothing before."""
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Take the configuration, as plain values."""
-
-    def hand(self, values: dict[str, float], step: int, age: float) -> None:
-        """Take what was measured after an optimizer step, `age` seconds of training ago."""
-
-    def end(self, status: str) -> None:
-        """Finish: `completed`, `preempted` or `failed`."""
-
-    def place(self) -> dict[str, str]:
-        """Return where to look: `folder`, and `command` (the folder follows it) or `url`."""
-
-    def abandon(self) -> None:
-        """Leave nothing behind that could hold up the end of this process."""
-
-
 class TensorBoard(TensorBoardTracker):
     """Event files in `<folder>/tensorboard`.
 
@@ -52,6 +26,7 @@ class TensorBoard(TensorBoardTracker):
     """
 
     trouble = ""
+    """What went wrong without ending it; empty where nothing did."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(run_name="tensorboard", logging_dir=folder, purge_step=0)
@@ -82,7 +57,7 @@ class TensorBoard(TensorBoardTracker):
         self.finish()
 
     def place(self) -> dict[str, str]:
-        """See `Tracker`."""
+        """Return where to look: `folder`, and `command` (the folder follows it) or `url`."""
         return {"folder": str(self.folder), "command": "tensorboard --logdir"}
 
     def abandon(self) -> None:
@@ -125,15 +100,19 @@ class Wandb(WandBTracker):
             return self._start_without_server(self.init_kwargs["mode"])
         import wandb  # noqa: F401  the server is not to blame for the time that this takes
 
+        over, late = threading.Event(), threading.Event()
+        threading.Thread(target=_end_service_after, args=(self.timeout, over, late), daemon=True).start()
         try:
-            with _service_ended_after(self.timeout) as late:
-                super().start()
-                self.first = int(self.run.step or 0)
+            super().start()
+            self.first = int(self.run.step or 0)
         except Exception as error:
             reason = f"{self.timeout:g} s without an answer" if late.is_set() else f"{type(error).__name__}: {error}"
+            over.set()
             _forget_service()
             self._start_without_server("offline")
             self.trouble = f"is not online ({scrub(reason).strip().splitlines()[0]})"
+        finally:
+            over.set()
 
     def _start_without_server(self, mode: str) -> None:
         self.init_kwargs |= {"mode": mode, "resume": None}  # nobody knows of an earlier run
@@ -151,7 +130,7 @@ class Wandb(WandBTracker):
         self.run.finish(exit_code=0 if status == "completed" else 1)
 
     def place(self) -> dict[str, str]:
-        """See `Tracker`."""
+        """Return the same for W&B."""
         folder = str(Path(self.run.dir).parent)
         if self.init_kwargs["mode"] == "online":
             return {"folder": folder, "url": str(self.run.url)}
@@ -160,28 +139,15 @@ class Wandb(WandBTracker):
     def abandon(self) -> None:
         """End its service, and any that it may still start."""
         _forget_service()
-        threading.Thread(target=_watch, args=(threading.Event(),), daemon=True, name="wandb-end").start()
+        threading.Thread(
+            target=_end_service_after, args=(0.5, threading.Event(), threading.Event()), daemon=True
+        ).start()
 
 
-@contextmanager
-def _service_ended_after(seconds: float) -> Iterator[threading.Event]:
-    """End W&B's service from so many seconds on, until the block ends; the event says whether it came to that."""
-    over, late = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        if not over.wait(seconds):
-            late.set()
-            _watch(over)
-
-    threading.Thread(target=wait, daemon=True, name="wandb-deadline").start()
-    try:
-        yield late
-    finally:
-        over.set()
-
-
-def _watch(over: threading.Event) -> None:
-    while not over.wait(0.5):
+def _end_service_after(seconds: float, over: threading.Event, late: threading.Event) -> None:
+    """End W&B's service from so many seconds on, until `over`; `late` says whether it came to that."""
+    while not over.wait(0.5 if late.is_set() else seconds):
+        late.set()
         _end_service()
 
 
@@ -199,16 +165,8 @@ def _forget_service() -> None:
 def _end_service() -> None:
     import psutil
 
-    def is_service(process: psutil.Process) -> bool:
-        try:
-            return str(process.name()).startswith("wandb-")
-        except psutil.Error:
-            return False
-
-    ours = [child for child in psutil.Process().children(recursive=True) if is_service(child)]
-    for child in ours:
-        try:
-            child.kill()  # asked kindly, it goes without writing down what it has either
-        except psutil.Error:
-            pass
-    psutil.wait_procs(ours, timeout=2)
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if child.name().startswith("wandb-"):
+                child.kill()  # asked kindly, it goes without writing down what it has either
+                child.wait(2)

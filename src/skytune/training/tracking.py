@@ -21,7 +21,7 @@ from .values import values
 from .versions import versions
 
 if TYPE_CHECKING:
-    from .trackers import Tracker
+    from .trackers import TensorBoard, Wandb
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Tracking(Callback):
         self._end("failed")
         self._close(run, SECONDS)
 
-    def _open(self, name: str, place: Path, run: Run) -> "Tracker":
+    def _open(self, name: str, place: Path, run: Run) -> "TensorBoard | Wandb":
         from . import trackers
 
         if name == "tensorboard":
@@ -111,13 +111,15 @@ class Tracking(Callback):
 class Feed(threading.Thread):
     """Hands the records of the history to one tracker, in a thread of its own."""
 
-    def __init__(self, name: str, make: Callable[[], "Tracker"], about: dict[str, Any], history: History) -> None:
+    def __init__(
+        self, name: str, make: "Callable[[], TensorBoard | Wandb]", about: dict[str, Any], history: History
+    ) -> None:
         super().__init__(daemon=True, name=name)
         self.make, self.about, self.history = make, about, history
         self.news = threading.Event()
         self.status = ""
         self.told = False
-        self.tracker: Tracker | None = None
+        self.tracker: TensorBoard | Wandb | None = None
         self.place: dict[str, str] = {}
 
     def run(self) -> None:
@@ -151,7 +153,7 @@ class Feed(threading.Thread):
             if self.tracker is not None:
                 self.tracker.abandon()
 
-    def _hand_over(self, tracker: "Tracker") -> None:
+    def _hand_over(self, tracker: "TensorBoard | Wandb") -> None:
         done = 0
         while True:
             self.news.wait()

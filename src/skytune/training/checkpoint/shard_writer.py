@@ -12,7 +12,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,6 @@ from .writer import Tensors, Writer, _Save, saver
 
 if TYPE_CHECKING:
     import torch
-
-    from .lease import Lease
 
 PATIENCE = 900.0
 """Seconds that rank 0 waits for the others' files once its own are written."""
@@ -80,25 +78,20 @@ class ShardWriter(Writer):
         store: Store,
         board: Board,
         *,
-        keep: int,
-        max_wait_seconds: float = float("inf"),
-        decisive: Mapping[str, Any],
-        lease: "Lease | None",
         own: Collection[str] = (),
         patience: float = PATIENCE,
+        **options: Any,
     ) -> None:
         """Begin; all processes do it together.
 
         Args:
-            max_wait_seconds: as for `Writer`; the caller asks `ready` first, and all processes skip a save together.
             own: files whose plain tensors are this process's own; of the others' all processes have the same copy.
+            options: those of `Writer`; its caller asks `ready` first, and all processes skip a save together.
 
         Raises:
             UserError: a kind of store that several processes cannot write to, or a peer that does not answer.
         """
-        super().__init__(
-            store, keep=keep, max_wait_seconds=max_wait_seconds, decisive=decisive, world_size=board.size, lease=lease
-        )
+        super().__init__(store, world_size=board.size, **options)
         if board.size > 1 and not isinstance(store.backend, (LocalBackend, S3Backend)):
             raise UserError(
                 f"checkpoint.store={store.backend.url}: with a sharded strategy several processes write one "
@@ -117,26 +110,16 @@ class ShardWriter(Writer):
         self.token = str(found)
 
     def prepare(self, tensors: Tensors) -> None:
-        """See `Writer`."""
+        """As `Writer` does, for this process's part."""
         super().prepare(self._mine(tensors)[0])
 
-    def submit(
-        self,
-        step: int,
-        tensors: Tensors,
-        state: Mapping[str, Any],
-        *,
-        documents: Mapping[str, Any] | None = None,
-        best: Sequence[int] = (),
-        wait: bool = False,
-        must: bool = False,
-    ) -> float:
-        """See `Writer`; all processes call it for the same steps. `tensors` may be DTensors."""
+    def submit(self, step: int, tensors: Tensors, state: Mapping[str, Any], **options: Any) -> float:
+        """As `Writer` does; all processes call it for the same steps. `tensors` may be DTensors."""
         self.count += 1
         mine, index = self._mine(tensors)
-        documents = {**(documents or {}), INDEX: index}
+        options["documents"] = {**(options.get("documents") or {}), INDEX: index}
         # Never skipped here: a process that skipped alone would keep the others waiting for its part.
-        return super().submit(step, mine, state, documents=documents, best=best, wait=wait, must=True)
+        return super().submit(step, mine, state, **{**options, "must": True})
 
     def _mine(self, tensors: Tensors) -> tuple[dict[str, dict[str, "torch.Tensor"]], dict[str, Any]]:
         """Return the pieces that this process writes, by file, and what the index says of them."""

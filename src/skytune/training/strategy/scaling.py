@@ -22,7 +22,7 @@ class Scaling(NamedTuple):
 
 
 def read_scaling(values: Mapping[str, Any]) -> Scaling:
-    """Return what a checkpoint says of loss scaling; earlier versions wrote down the fields of either scaler.
+    """Return what a checkpoint, or either scaler, says of loss scaling.
 
     Raises:
         UserError: in none of these forms.

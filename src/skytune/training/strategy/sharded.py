@@ -227,13 +227,14 @@ class FullyShard(Strategy):
         return None if self.skeleton is None else filled(self.skeleton, whole)
 
 
-class _Cut(Mapping[str, torch.Tensor]):
+class _Cut(dict[str, torch.Tensor]):
     """Stored optimizer state, each tensor cut up as the parameter that it belongs to where their shapes agree."""
 
     def __init__(self, stored: Tensors, like: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
         self.stored, self.like = stored, like
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __missing__(self, name: str) -> torch.Tensor:
         from torch.distributed.tensor import DTensor
 
         parameter = self.like.get(name)
@@ -250,12 +251,6 @@ class _Cut(Mapping[str, torch.Tensor]):
             shape=parameter.shape,
             stride=parameter.stride(),
         )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
-
-    def __len__(self) -> int:
-        return len(self.stored)
 
 
 def hollow(model: torch.nn.Module) -> torch.nn.Module:
