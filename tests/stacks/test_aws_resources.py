@@ -152,7 +152,7 @@ def test_data_is_not_deleted_by_the_way(account: Account) -> None:
     ensure(account, names(account))
     stack.refuse(account, names(account), delete_data=False)
     boto3.client("s3").put_object(Bucket=BUCKET, Key="runs/a/manifest.json", Body=b"x" * 2_000_000)
-    with pytest.raises(UserError, match=rf"s3://{BUCKET} holds 1 object, 2.0 MB: --delete-data deletes it for good"):
+    with pytest.raises(UserError, match=rf"s3://{BUCKET} holds 1 object, 2.00 MB: --delete-data deletes it for good"):
         stack.refuse(account, names(account), delete_data=False)
     stack.refuse(account, names(account), delete_data=True)
 

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from ..config.folders import home
+from ..report.text import size
 
 WARN_BYTES, FAIL_BYTES = 5e9, 5e8
 """Free disk space below which the doctor warns, and below which no run can be expected to end."""
@@ -151,15 +152,6 @@ def hub() -> list[Finding]:
     if status >= 500:
         return [Finding(Level.warn, "hub", f"{address} answers with HTTP {status}", way)]
     return [Finding(Level.ok, "hub", f"{address} answers, in {time.monotonic() - start:.1f} s")]
-
-
-def size(number: float) -> str:
-    """Return a number of bytes as a person would say it."""
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}"
-        number /= 1000
-    return f"{number:.1f} GB" if number < 100 else f"{number:.0f} GB"
 
 
 def tilde(path: str | os.PathLike[str]) -> str:

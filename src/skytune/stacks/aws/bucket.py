@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ...config import ConfigError, UserError
+from ...report.text import size
 from .account import REFUSED, Account, code, owner, tags
 from .names import RUNS, Names
 from .policies import INSECURE
 from .policies import bucket as bucket_policy
-from .reporting import Done, size
+from .reporting import Done
 
 RULE, RULE_PARTS = "skytune-old-checkpoints", "skytune-broken-uploads"
 """Our lifecycle rules; rules of others stay."""

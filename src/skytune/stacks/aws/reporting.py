@@ -25,8 +25,3 @@ class Done:
     def __str__(self) -> str:
         line = f"  {self.verb:<8} {self.kind:<11} {self.name}"
         return f"{line}  ({self.about})" if self.about else line
-
-
-def size(number: float) -> str:
-    """Return a number of bytes as a person would say it."""
-    return f"{number / 1e9:.1f} GB" if number >= 1e8 else f"{number / 1e6:.1f} MB"

@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
+from ...report.text import size
 from .account import Account, code, owner, tags
 from .names import Names
-from .reporting import Done, size
+from .reporting import Done
 
 KEPT = 5
 """Images that are kept; an image with CUDA is several gigabytes."""

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from ...config import UserError
+from ...report.text import size
 from . import bucket, repository, role
 from .account import Account, spoken
 from .names import Names
-from .reporting import Done, size
+from .reporting import Done
 
 GB_MONTH_S3, GB_MONTH_ECR = 0.023, 0.10
 """US dollars for a gigabyte and a month in us-east-1, by AWS's public price lists; other regions differ by a third."""

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import UserError
-from .backends import Backend, MemoryBackend, S3Backend
-from .local import LocalBackend
+from .backends import Backend, LocalBackend, MemoryBackend, S3Backend
 from .manifest import parse_step
 from .retry import explain
 

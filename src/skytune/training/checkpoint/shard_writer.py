@@ -17,8 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
-from .backends import S3Backend
-from .local import LocalBackend
+from .backends import LocalBackend, S3Backend
 from .manifest import FileEntry, Manifest, step_name
 from .optimizer import join_states, state_names
 from .shards import INDEX, file_name, index_of, join_indexes, pieces

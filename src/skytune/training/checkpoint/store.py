@@ -23,8 +23,7 @@ from typing import Any, TypeVar
 from ...common.files import sha256
 from ...config import UserError
 from . import manifest as manifests
-from .backends import Backend
-from .local import LocalBackend
+from .backends import Backend, LocalBackend
 from .manifest import COMPLETED, Choice, FileEntry, Manifest, Verdict, step_name
 from .opening import open_backend
 from .retry import Retry, explain, missing_bucket
