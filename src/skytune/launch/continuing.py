@@ -17,9 +17,8 @@ from .. import models
 from ..config import ConfigError, RunConfig, UserError
 from ..config.folders import home
 from ..training.checkpoint.manifest import step_name
-from ..training.checkpoint.opening import Place, locate
 from ..training.checkpoint.recipe import Recipe, fetch_start, read_recipe
-from ..training.checkpoint.resume import differences, is_finished
+from ..training.checkpoint.resume import Place, differences, is_finished, locate
 from ..training.checkpoint.store import Store
 from .runs import RunFolder, decisive
 

@@ -11,7 +11,7 @@ from skytune.config import NotReachable, UserError
 from skytune.training.checkpoint import hub as hub_module
 from skytune.training.checkpoint.hub import HubBackend
 from skytune.training.checkpoint.lease import LeaseHeld, acquire
-from skytune.training.checkpoint.opening import runs
+from skytune.training.checkpoint.resume import runs
 from skytune.training.checkpoint.retry import Retry
 from skytune.training.checkpoint.store import Store, rotate
 

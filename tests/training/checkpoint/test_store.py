@@ -12,7 +12,7 @@ import pytest
 
 from skytune.config import UserError
 from skytune.training.checkpoint.manifest import step_name
-from skytune.training.checkpoint.opening import runs
+from skytune.training.checkpoint.resume import runs
 from skytune.training.checkpoint.store import Store, rotate
 
 everywhere = pytest.mark.parametrize("url", ["file", "memory", "s3"], indirect=True)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ...common.files import sha256
 from ...config import RunConfig, UserError
 from ...job import JobDir, read_json, write_json
-from ...training.checkpoint.opening import open_backend
+from ...training.checkpoint.backends import open_backend
 from ...training.checkpoint.retry import Retry, explain
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,10 @@ COMPLETED = "completed.json"
 """File of a run that remembers the last step that was completed."""
 LEASE = "lease.json"
 """File of a run that says who may write."""
+RUN_FILE = "run.json"
+"""File of a run that says what it is made of (see `recipe`)."""
+FINISHED = "finished.json"
+"""File of a run that says that it came to its end."""
 
 
 class ManifestError(ValueError):

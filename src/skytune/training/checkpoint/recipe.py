@@ -18,8 +18,7 @@ import skytune
 from ... import models
 from ...config import UserError, to_dict
 from ...job import Job, JobDir
-from .manifest import FileEntry
-from .opening import RUN_FILE
+from .manifest import RUN_FILE, FileEntry
 from .store import Store, hash_blocks
 
 if TYPE_CHECKING:

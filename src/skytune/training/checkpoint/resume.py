@@ -3,33 +3,80 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...common.mappings import flatten
 from ...config import UserError
-from .manifest import Manifest, step_name
-from .opening import locate
-from .retry import Retry
+from .backends import open_backend
+from .manifest import FINISHED, RUN_FILE, Manifest, parse_step, step_name
+from .retry import explain
 from .store import Found, Store
 
 log = logging.getLogger(__name__)
-
-FINISHED = "finished.json"
-"""Object beside a run's checkpoints that says that the run came to its end."""
 
 Chosen = tuple[str, str, int]
 """URL of a store, run key, step."""
 
 
-def elsewhere(place: str, retry: Retry | None = None) -> tuple[Store, int | None]:
-    """Return the store and the step (None for the newest) that a path or URL names: a checkpoint, a run or a store.
+@dataclass(frozen=True)
+class Place:
+    """Where a run lies."""
+
+    store: str
+    """URL of the store."""
+
+    run_key: str
+    """Name of the run in it."""
+
+    step: int | None
+    """Step of the checkpoint that was meant; None for the newest."""
+
+
+def runs(url: str, *, options: dict[str, Any] | None = None) -> list[str]:
+    """Return the keys of all runs in a store that can be continued: those with a checkpoint, or with their recipe.
 
     Raises:
-        UserError: a store that holds several runs, or none.
+        UserError: the store cannot be read.
     """
-    found = locate(place)
-    return Store.open(found.store, found.run_key, retry=retry), found.step
+    backend = open_backend(url, options)
+    try:
+        keys = [name for name, size in backend.names("").items() if size is None and not name.startswith(".")]
+        return sorted(key for key in keys if _is_run(backend.names(key)))
+    except Exception as error:
+        raise explain(error, url, "listing runs") from error
+
+
+def locate(place: str) -> Place:
+    """Return what a path or URL means: a checkpoint, a run, or a store that holds one run.
+
+    Raises:
+        UserError: a store that holds several runs, or none; one that cannot be read.
+    """
+    rest, step = place.rstrip("/"), None
+    parent, _, last = rest.rpartition("/")
+    if (step := parse_step(last)) is not None:
+        store, _, key = parent.rpartition("/")
+        return Place(store, key, step)
+    backend = open_backend(rest)
+    try:
+        names = backend.names("")
+    except Exception as error:
+        raise explain(error, rest, "looking for a run") from error
+    if _is_run(names):
+        return Place(parent, last, None)
+    inside = runs(rest)
+    if len(inside) != 1:
+        named = ", ".join(inside[:5]) + (", ..." if len(inside) > 5 else "")
+        way_out = f"; name one of them (resume={rest}/{inside[0]})" if inside else ""
+        raise UserError(f"resume={place}: holds {len(inside)} runs ({named or 'none'}){way_out}")
+    return Place(rest, inside[0], None)
+
+
+def _is_run(names: dict[str, int | None]) -> bool:
+    """Whether a folder with these things in it is a run's."""
+    return RUN_FILE in names or any(parse_step(name) is not None for name in names)
 
 
 def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) -> Chosen | None:
@@ -53,7 +100,8 @@ def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) 
     elif wanted in ("auto", "must"):
         found = store.newest(into=cache)
     else:
-        store, step = elsewhere(wanted, store.retry)
+        place = locate(wanted)
+        store, step = Store.open(place.store, place.run_key, retry=store.retry), place.step
         found = store.newest(into=cache) if step is None else store.get(step, into=cache)
         if found is None:
             raise UserError(f"resume={wanted}: holds no checkpoint")

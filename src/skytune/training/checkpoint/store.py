@@ -23,9 +23,8 @@ from typing import Any, TypeVar
 from ...common.files import sha256
 from ...config import UserError
 from . import manifest as manifests
-from .backends import Backend, LocalBackend
+from .backends import Backend, LocalBackend, open_backend
 from .manifest import COMPLETED, Choice, FileEntry, Manifest, Verdict, step_name
-from .opening import open_backend
 from .retry import Retry, explain, missing_bucket
 
 T = TypeVar("T")
