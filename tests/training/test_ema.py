@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 from skytune.config import ConfigError, RunConfig, from_dict
+from skytune.training.checkpoint.shards import Stored
 from skytune.training.ema import Ema
 from skytune.training.metrics import compute
 from skytune.training.outputs import read_predictions
@@ -124,7 +126,7 @@ class Tied(torch.nn.Module):
         self.frozen = torch.nn.Linear(3, 3).requires_grad_(False)
 
 
-def test_tied_and_frozen_weights_and_addresses() -> None:
+def test_tied_and_frozen_weights_and_addresses(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Tied()
     ema = Ema(0.5, model)
@@ -142,7 +144,8 @@ def test_tied_and_frozen_weights_and_addresses() -> None:
     assert torch.equal(model.first.weight, before + 1)
     assert model.first.weight.data_ptr() == address == model.second.weight.data_ptr()
     other = Ema(0.5, Tied())
-    other.restore({name: tensor.clone() for name, tensor in ema.tensors().items()})
+    save_file({name: tensor.clone() for name, tensor in ema.tensors().items()}, tmp_path / "ema.safetensors")
+    other.restore(Stored.whole(tmp_path / "ema.safetensors"))
     assert all(torch.equal(value, ema.tensors()[name]) for name, value in other.tensors().items())
     ema.hand_on()
     assert torch.allclose(model.second.weight, before + 0.5)

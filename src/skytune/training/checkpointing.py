@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from .checkpoint.lease import Lease, acquire
 from .checkpoint.resume import Chosen, choose, mark_finished
 from .checkpoint.retry import Retry
 from .checkpoint.shard_writer import Board, ShardWriter
-from .checkpoint.shards import open_tensors
+from .checkpoint.shards import Stored, open_tensors
 from .checkpoint.spreading import fetch, fetch_everywhere, refuse_unshared
 from .checkpoint.store import Found, Store
 from .checkpoint.writer import Event, Failed, Writer
@@ -23,8 +22,6 @@ from .snapshot import Snapshot
 from .together import main_does
 
 if TYPE_CHECKING:
-    import torch
-
     from .devices import World
 
 log = logging.getLogger(__name__)
@@ -268,7 +265,7 @@ class Checkpoints(Callback):
                     best.forget(other)
         return present
 
-    def best_weights(self, step: int) -> Mapping[str, "torch.Tensor"]:
+    def best_weights(self, step: int) -> Stored:
         """Return the weights that one checkpoint hands on: the averaged ones where there are any (collective)."""
         found = fetch_everywhere(self.world, self.store, step, self.cache, self.fetched)
         model = open_tensors(found, "model")

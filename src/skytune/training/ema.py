@@ -5,14 +5,14 @@ one more copy of the trainable weights on the device, one pass over them a step,
 two exchanges of the two copies a validation.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from .callbacks import Callback, Run
-from .checkpoint.shards import local_piece, region
+from .checkpoint.shards import Stored, local_piece
 
 
 class Ema(Callback):
@@ -66,11 +66,11 @@ class Ema(Callback):
         """Return the average by parameter name, for a checkpoint; these are the live tensors."""
         return dict(self.named)
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, tensors: Stored) -> None:
         """Go on from a checkpoint's average, bit for bit."""
         for name, average in self.named.items():
             piece = local_piece(average)
-            piece.tensor.copy_(region(tensors, name, piece))
+            piece.tensor.copy_(tensors.part(name, piece))
 
     def _exchange(self) -> None:
         with torch.no_grad():

@@ -23,7 +23,6 @@ from skytune.training.checkpoint.shards import (
     local_piece,
     open_tensors,
     pieces,
-    region,
 )
 from skytune.training.checkpoint.store import Store
 from skytune.training.checkpoint.writer import Failed, Saved
@@ -77,9 +76,10 @@ def test_a_plain_tensor_is_saved_by_one_process() -> None:
     }
 
 
-def test_another_shape_is_refused() -> None:
+def test_another_shape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"does not fit: w is \[2\] there, \[3\] here"):
-        region({"w": torch.zeros(2)}, "w", local_piece(torch.zeros(3)))
+        save_file({"w": torch.zeros(2)}, tmp_path / "w.safetensors")
+        Stored.whole(tmp_path / "w.safetensors").part("w", local_piece(torch.zeros(3)))
 
 
 class Memory:

@@ -158,6 +158,17 @@ class Stored(Mapping[str, "torch.Tensor"]):
         """Return the shape of a whole tensor."""
         return tuple(self.index[name]["shape"])
 
+    def part(self, name: str, piece: Piece) -> "torch.Tensor":
+        """Return the part of a tensor that a piece holds.
+
+        Raises:
+            UserError: the stored tensor has another shape.
+        """
+        shape = self.shape(name)
+        if shape != piece.shape:
+            raise UserError(f"the checkpoint does not fit: {name} is {list(shape)} there, {list(piece.shape)} here")
+        return self.region(name, piece.offset, tuple(piece.tensor.shape))
+
     def region(self, name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> "torch.Tensor":
         """Return a block of a tensor, on the CPU, read from whichever pieces it lies in."""
         import torch
@@ -197,22 +208,6 @@ class Stored(Mapping[str, "torch.Tensor"]):
     def _tensor(self, file: str, name: str) -> "torch.Tensor":
         tensor: torch.Tensor = self._file(file).get_tensor(name)
         return tensor
-
-
-def region(stored: "Mapping[str, torch.Tensor]", name: str, piece: Piece) -> "torch.Tensor":
-    """Return the part of a stored tensor that a piece holds.
-
-    Raises:
-        UserError: the stored tensor has another shape.
-    """
-    shape = stored.shape(name) if isinstance(stored, Stored) else tuple(stored[name].shape)
-    if shape != piece.shape:
-        raise UserError(f"the checkpoint does not fit: {name} is {list(shape)} there, {list(piece.shape)} here")
-    extent = tuple(piece.tensor.shape)
-    if isinstance(stored, Stored):
-        return stored.region(name, piece.offset, extent)
-    cut = tuple(slice(begin, begin + length) for begin, length in zip(piece.offset, extent, strict=True))
-    return stored[name][cut] if cut else stored[name]
 
 
 def open_tensors(found: Found, name: str) -> Stored:

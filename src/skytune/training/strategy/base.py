@@ -11,6 +11,7 @@ import torch
 from ...config import CompileMode, OptimizerConfig, Precision, RunConfig
 from .. import precision
 from ..checkpoint.optimizer import flatten_optimizer, restore_optimizer
+from ..checkpoint.shards import Stored
 from ..compiling import compile_in_place
 from ..schedule import build_optimizer
 from .blocks import checkpoint_activations, find_blocks
@@ -18,8 +19,6 @@ from .scaling import into_torch, of_torch
 
 if TYPE_CHECKING:
     from ..devices import World
-
-Tensors = Mapping[str, torch.Tensor]
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +170,7 @@ class Strategy:
         """
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
 
-    def load(self, weights: Tensors) -> None:
+    def load(self, weights: Stored) -> None:
         """Put weights that `state` returned back into the model; `weights` may read what is needed as it is asked."""
         self.model.load_state_dict(dict(weights), strict=True)
 
@@ -179,7 +178,7 @@ class Strategy:
         """Return the optimizer's state as `flatten_optimizer` does (collective); this process's part if `sharded`."""
         return flatten_optimizer(self.optimizer)
 
-    def load_optimizer(self, tensors: Tensors, values: Mapping[str, Any]) -> None:
+    def load_optimizer(self, tensors: Stored, values: Mapping[str, Any]) -> None:
         """Put a state back that any strategy on any number of processes saved."""
         restore_optimizer(self.optimizer, tensors, values)
 

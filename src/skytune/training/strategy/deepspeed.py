@@ -14,8 +14,9 @@ import torch
 
 from ...config import Offload, OptimizerConfig, Precision, RunConfig, UserError
 from ..checkpoint.optimizer import flatten_state, restored_state
+from ..checkpoint.shards import Stored
 from ..schedule import build_optimizer
-from .base import Strategy, Tensors
+from .base import Strategy
 from .scaling import into_deepspeed, of_deepspeed
 from .sharded import filled, hollow
 
@@ -134,7 +135,7 @@ class DeepSpeed(Strategy):
         with deepspeed.zero.GatheredParameters([parameter], enabled=self.stage == 3):
             return parameter.detach().float().to("cpu", copy=True)
 
-    def load(self, weights: Tensors) -> None:
+    def load(self, weights: Stored) -> None:
         import deepspeed
         from deepspeed.utils import safe_set_full_fp32_param
 
@@ -176,7 +177,7 @@ class DeepSpeed(Strategy):
         whole = {"state": state, "param_groups": groups}
         return flatten_state(type(inner).__name__, whole, [_shape(p) for p in parameters])
 
-    def load_optimizer(self, tensors: Tensors, values: Mapping[str, Any]) -> None:
+    def load_optimizer(self, tensors: Stored, values: Mapping[str, Any]) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
 
         inner, parameters = self._inner(), self._parameters()

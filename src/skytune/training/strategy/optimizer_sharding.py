@@ -12,8 +12,9 @@ import torch
 
 from ...config import OptimizerConfig, RunConfig
 from ..checkpoint.optimizer import flatten_state, restore_optimizer
+from ..checkpoint.shards import Stored
 from ..schedule import optimizer_over, parameter_groups
-from .base import Tensors, own_group
+from .base import own_group
 from .replicated import Replicated
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class OptimizerSharding(Replicated):
         }
         return flatten_state(type(self.local).__name__, whole, [list(p.shape) for p in _parameters(self.optimizer)])
 
-    def load_optimizer(self, tensors: Tensors, values: Mapping[str, Any]) -> None:
+    def load_optimizer(self, tensors: Stored, values: Mapping[str, Any]) -> None:
         numbers = self._numbers()
         local = {number: position for position, number in enumerate(numbers)}
         count, members = 0, []

@@ -19,10 +19,10 @@ import torch
 
 from ...config import CompileMode, Offload, OptimizerConfig, RunConfig, Sharding, UserError
 from ..checkpoint.optimizer import restore_optimizer, state_names
-from ..checkpoint.shards import local_piece, region
+from ..checkpoint.shards import Stored, local_piece
 from ..compiling import compile_in_place
 from ..precision import DTYPES
-from .base import Strategy, Tensors, own_group
+from .base import Strategy, own_group
 from .blocks import find_blocks
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class FullyShard(Strategy):
                 "optimizer_sharding every process has them whole"
             ) from error
 
-    def load(self, weights: Tensors) -> None:
+    def load(self, weights: Stored) -> None:
         """Only what this process holds is read."""
         own = self.model.state_dict()
         odd = sorted(own.keys() ^ set(weights))
@@ -210,9 +210,9 @@ class FullyShard(Strategy):
         with torch.no_grad():
             for name, tensor in own.items():
                 piece = local_piece(tensor)
-                piece.tensor.copy_(region(weights, name, piece))
+                piece.tensor.copy_(weights.part(name, piece))
 
-    def load_optimizer(self, tensors: Tensors, values: Mapping[str, Any]) -> None:
+    def load_optimizer(self, tensors: Stored, values: Mapping[str, Any]) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         like = {name: parameters[number] for name, number in state_names(values).items()}
         restore_optimizer(self.optimizer, _Cut(tensors, like), values)
@@ -230,7 +230,7 @@ class FullyShard(Strategy):
 class _Cut(dict[str, torch.Tensor]):
     """Stored optimizer state, each tensor cut up as the parameter that it belongs to where their shapes agree."""
 
-    def __init__(self, stored: Tensors, like: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, stored: Stored, like: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         self.stored, self.like = stored, like
 
@@ -238,11 +238,10 @@ class _Cut(dict[str, torch.Tensor]):
         from torch.distributed.tensor import DTensor
 
         parameter = self.like.get(name)
-        shape = getattr(self.stored, "shape", lambda key: tuple(self.stored[key].shape))(name)
-        if parameter is None or not isinstance(parameter, DTensor) or shape != tuple(parameter.shape):
+        if parameter is None or not isinstance(parameter, DTensor) or self.stored.shape(name) != tuple(parameter.shape):
             return self.stored[name]
         piece = local_piece(parameter.detach())
-        local = region(self.stored, name, piece).to(piece.tensor.device).contiguous()
+        local = self.stored.part(name, piece).to(piece.tensor.device).contiguous()
         return DTensor.from_local(
             local,
             parameter.device_mesh,
