@@ -18,6 +18,8 @@ import pytest
 
 RUN = {"log": {"every_steps": 1}, "eval": {"every_steps": 5}, "max_steps": 12, "name": "seen"}
 CANARY = "canary-0123456789"
+NAMED = "${oc.env:SEEN_TOKEN}"
+"""How a configuration names it."""
 KEY = "a" * 40
 """As long as W&B wants one."""
 
@@ -132,16 +134,17 @@ def holding(folder: Path, text: str) -> list[Path]:
 
 @pytest.mark.slow
 def test_trackers_have_the_whole_history_across_a_resume(
-    run_job: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run_job: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both at once, in a folder that outlives the run: one W&B run id, no step twice, no secret."""
+    monkeypatch.setenv("SEEN_TOKEN", CANARY)
     pytest.importorskip("wandb")
     wandb = {"mode": "offline", "tags": ["a", "b"], "project": "mine", "args": {"job_type": "train"}}
     settings = {
         **RUN,
         "tracker": {"names": ["tensorboard", "wandb"], "dir": str(tmp_path / "seen"), "wandb": wandb},
         "checkpoint": {"store": str(tmp_path / "store"), "every_steps": 4, "keep": 99, "select": "last"},
-        "extra": {"api_token": CANARY, "colour": "blue"},
+        "extra": {"api_token": NAMED, "colour": "blue"},
     }
     first = run_job(rows=96, **settings)
     said = capfd.readouterr().out
@@ -168,7 +171,7 @@ def test_trackers_have_the_whole_history_across_a_resume(
     assert runs[1]["tags"] == ["a", "b"] and runs[1]["project"] == "mine"
     assert of_rows(runs[1]["rows"], wanted) == wanted
     config = runs[1]["config"]
-    assert config["extra"] == {"api_token": "<secret:extra.api_token>", "colour": "blue"}
+    assert config["extra"] == {"api_token": NAMED, "colour": "blue"}
     assert config["batch"]["global_size"] == 8 and config["run"]["key"] == first.result["run_key"]
     assert not holding(tmp_path, CANARY)
 
@@ -262,6 +265,7 @@ def drive(
     """Start the script above."""
     folder.mkdir(parents=True, exist_ok=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "SKYTUNE_"))}
+    env["SEEN_TOKEN"] = CANARY
     env |= {"HOME": str(folder), "WANDB_API_KEY": key} if key else {"HOME": str(folder)}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
     if server:
@@ -275,7 +279,7 @@ def drive(
         text=True,
     )
     assert process.stdin is not None
-    process.stdin.write(json.dumps({"job": str(folder), "canary": CANARY, **given}))
+    process.stdin.write(json.dumps({"job": str(folder), "canary": NAMED, **given}))
     process.stdin.close()
     process.stdin = None
     return process
@@ -369,7 +373,7 @@ def test_wandb_online_is_one_run_whose_steps_go_on(tmp_path: Path) -> None:
     assert not again["warnings"], again["out"]
     assert "RunResumeStatus" in server.asked and list(server.rows) == ["a-run"]
     assert [row["_step"] for row in rows.values()] == [10, 12, 15, 20]
-    assert b"<secret:extra.api_token>" in server.received.replace(b"\\u003c", b"<").replace(b"\\u003e", b">")
+    assert NAMED.encode() in server.received
     assert CANARY.encode() not in server.received and KEY.encode() not in server.received
     server.shutdown()
     server.server_close()
