@@ -1,33 +1,112 @@
-"""Checkpoints of a run: when they are saved, what becomes of saves, how a run goes on from one, and which one has the
-weights that it hands on."""
+"""Checkpoints of a run: what they hold, when they are saved, what becomes of saves, how a run goes on from one, and
+which one has the weights that it hands on.
+
+model, optimizer, ema        tensors; random numbers are functions of (seed, step, rank) and need no file
+optimizer, history           documents
+state                        small JSON in the manifest: position, totals, best metrics, callbacks
+"""
 
 import logging
 import os
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import NotReachable, OnFailure, RunConfig, UserError
-from .callbacks import Callback, Run
+from .callbacks import Callback, Callbacks, Run
 from .checkpoint.lease import Lease, acquire
 from .checkpoint.resume import Chosen, choose, mark_finished
 from .checkpoint.retry import Retry
 from .checkpoint.shard_writer import Board, ShardWriter
-from .checkpoint.shards import Stored, open_tensors
+from .checkpoint.shards import Stored, load_document, open_tensors
 from .checkpoint.spreading import fetch, fetch_everywhere, refuse_unshared
 from .checkpoint.store import Found, Store
-from .checkpoint.writer import Event, Failed, Writer
-from .snapshot import Snapshot
+from .checkpoint.writer import Event, Failed, Tensors, Writer
+from .ema import Ema
+from .recording import BestWeights, History
 from .together import main_does
 
 if TYPE_CHECKING:
     from .devices import World
+    from .strategy import Strategy
 
 log = logging.getLogger(__name__)
 
 ASK_EVERY_STEPS = 10
 """Steps between two looks at rank 0's clock where each takes an exchange between all processes."""
+
+
+TOTALS = (
+    "step",
+    "rows",
+    "tokens",
+    "epoch",
+    "metrics",
+    "train_seconds",
+    "data_seconds",
+    "flops",
+    "skipped",
+    "stop",
+    "out_of_memory",
+    "validation_owed",
+)
+"""Fields of `Run` that go on from where they stood."""
+
+
+@dataclass
+class Snapshot:
+    """The parts of a run that have a state."""
+
+    strategy: "Strategy"
+    best: BestWeights
+    history: History
+    callbacks: Callbacks
+    ema: Ema | None
+
+    def take(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return the tensors where they are and JSON values, by file (collective where the strategy's state is).
+
+        The optimizer has tensors of its own only after a step.
+        """
+        weights, (tensors, values) = self.strategy.state(), self.strategy.optimizer_state()
+        files = {"model": weights, "optimizer": tensors}
+        if self.ema is not None:
+            files["ema"] = self.ema.tensors()
+        return files, {"optimizer": values, "history": self.history.records}
+
+    def state(self, run: Run) -> dict[str, Any]:
+        """Return what goes into the manifest."""
+        return {
+            **{name: getattr(run, name) for name in TOTALS},
+            "micro_batch": run.micro_batch,
+            "ranking": self.best.ranking,
+            "callbacks": self.callbacks.state(),
+            "spent": run.spent(),
+            "scaling": self.strategy.scaling(),
+        }
+
+    def restore(self, run: Run, found: Found) -> None:
+        """Put everything back.
+
+        Raises:
+            UserError: the checkpoint does not fit.
+        """
+        self.strategy.load(open_tensors(found, "model"))
+        self.strategy.load_optimizer(open_tensors(found, "optimizer"), load_document(found, "optimizer"))
+        if self.ema is not None:
+            self.ema.restore(open_tensors(found, "ema"))
+        state = found.manifest.state
+        self.strategy.load_scaling(state.get("scaling"))
+        for name in TOTALS:  # a version before this one may not have known all of them
+            setattr(run, name, state.get(name, getattr(run, name)))
+        run.resumed_from, run.earlier = run.step, state.get("spent", {})
+        self.best.ranking = [(value, step) for value, step in state.get("ranking", [])]
+        self.history.restore(run, load_document(found, "history"))
+        self.callbacks.load_state(state.get("callbacks", {}))
+        if run.config.batch.auto and run.out_of_memory:
+            run.micro_batch = min(run.micro_batch, state["micro_batch"])
 
 
 class Checkpoints(Callback):

@@ -18,7 +18,7 @@ from ..data.batches import TokenTable
 from ..job import Job, JobDir
 from .callbacks import Callbacks, Run, build_callbacks
 from .checkpoint.recipe import refuse_empty_start, remember
-from .checkpointing import Checkpoints
+from .checkpointing import Checkpoints, Snapshot
 from .compiling import WIDTH, bounded
 from .devices import World, join
 from .early_stopping import EarlyStopping
@@ -39,7 +39,6 @@ from .profiler import Profiler
 from .progress import Progress
 from .recording import BestWeights, History
 from .results import Phases, Trained
-from .snapshot import Snapshot
 from .strategy import Strategy, build_strategy
 from .together import main_does
 from .tracking import Tracking
