@@ -191,23 +191,15 @@ class Store:
         """
         return Stage(self, step, token, main)
 
-    def write(
-        self,
-        step: int,
-        files: Mapping[str, Source],
-        *,
-        state: Mapping[str, Any] | None = None,
-        decisive: Mapping[str, Any] | None = None,
-        world_size: int = 1,
-    ) -> Manifest:
-        """Write a checkpoint: files first, then the manifest. One of the same step is replaced.
+    def write(self, step: int, files: Mapping[str, Source], **about: Any) -> Manifest:
+        """Write a checkpoint: files first, then the manifest with what `build` takes. One of the same step is replaced.
 
         Raises:
             UserError: it could not be written; what was there before is intact.
         """
         with self.stage(step) as stage:
             entries = {name: stage.put(name, source) for name, source in files.items()}
-            return stage.commit(entries, state=state, decisive=decisive, world_size=world_size)
+            return stage.commit(entries, **about)
 
     def delete(self, step: int) -> None:
         """Delete one checkpoint; half of it never looks valid."""
@@ -316,19 +308,10 @@ class Stage:
         store.attempt(lambda: store.backend.put(self.folder, name, path), what)
         return entry
 
-    def commit(
-        self,
-        files: Mapping[str, FileEntry],
-        *,
-        state: Mapping[str, Any] | None = None,
-        decisive: Mapping[str, Any] | None = None,
-        world_size: int = 1,
-    ) -> Manifest:
-        """Finish with the manifest of all files (those of other processes too)."""
+    def commit(self, files: Mapping[str, FileEntry], **about: Any) -> Manifest:
+        """Finish with the manifest of all files (those of other processes too), with what `build` takes."""
         store, backend = self.store, self.store.backend
-        manifest = manifests.build(
-            store.run_key, self.step, files, created=time.time(), world_size=world_size, state=state, decisive=decisive
-        )
+        manifest = manifests.build(store.run_key, self.step, files, created=time.time(), **about)
         data, done = manifests.serialise(manifest), json.dumps({"step": self.step}).encode()
         what = f"finishing {step_name(self.step)}"
         store.guard(True)
