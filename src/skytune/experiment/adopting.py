@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import data
+from ..common.mappings import flatten
 from ..config import RunConfig, UserError, to_dict
 from ..job import JobDir
 from ..launch.jobs import data_hash
@@ -88,15 +89,9 @@ def _compare_rows(config: RunConfig, cell: Cell, job: JobDir) -> str:
     return prepared.fingerprint
 
 
-def _differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
-    told: list[str] = []
-    for key in sorted({*found, *wanted}):
-        a, b = found.get(key), wanted.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            told += _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            told.append(f"{prefix}{key}={a}, the cell has {b}")
-    return told
+def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    a, b = flatten(found), flatten(wanted)
+    return [f"{key}={a.get(key)}, the cell has {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
 
 
 def _attempts(planned: Planned, job: JobDir, result: dict[str, Any]) -> list[Attempt]:

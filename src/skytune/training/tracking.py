@@ -314,13 +314,14 @@ class Wandb(WandBTracker):
     def abandon(self) -> None:
         """End its service, and any that it may still start."""
         _forget_service()
-        threading.Thread(
-            target=_end_service_after, args=(0.5, threading.Event(), threading.Event()), daemon=True
-        ).start()
+        threading.Thread(target=_end_service_after, args=(0.5,), daemon=True).start()
 
 
-def _end_service_after(seconds: float, over: threading.Event, late: threading.Event) -> None:
+def _end_service_after(
+    seconds: float, over: threading.Event | None = None, late: threading.Event | None = None
+) -> None:
     """End W&B's service from so many seconds on, until `over`; `late` says whether it came to that."""
+    over, late = over or threading.Event(), late or threading.Event()
     while not over.wait(0.5 if late.is_set() else seconds):
         late.set()
         _end_service()
