@@ -73,11 +73,11 @@ class Lease:
     release, which the lease's expiry makes good, do not.
     """
 
-    def __init__(self, store: Store, owner: Owner, *, atomic: bool, heartbeat_seconds: float) -> None:
+    def __init__(self, store: Store, owner: Owner, *, atomic: bool, heartbeat_seconds: float, renewed: float) -> None:
         self.store, self.owner, self.atomic = store, owner, atomic
         self.lost: str | None = None
         """Who took the lease away, None while it is ours."""
-        self._renewed = _clock()
+        self._renewed = renewed
         self._path = f"{store.run_key}/{LEASE}"
         patience = min(store.retry.deadline_seconds, QUICK_SECONDS)
         self._quick = Store(store.backend, store.run_key, replace(store.retry, deadline_seconds=patience, quiet=True))
@@ -201,7 +201,7 @@ def acquire(
                 say(str(LeaseHeld(store.location, there, wait)))
             time.sleep(min(wait, 1.0, beat, max(0.05, deadline - time.monotonic())))
             continue
-        me = replace(me, heartbeat=time.time())
+        me, begun = replace(me, heartbeat=time.time()), _clock()
         atomic = _swap(store, path, _dump(me), version)
         if atomic is None:
             conflicts += 1
@@ -209,7 +209,7 @@ def acquire(
                 raise NotReachable(f"{store.location}: {path} keeps changing; is the store's clock or cache at fault?")
             time.sleep(0.05)
             continue  # somebody was faster, or a lost answer: look who
-        return Lease(store, me, atomic=atomic, heartbeat_seconds=beat)
+        return Lease(store, me, atomic=atomic, heartbeat_seconds=beat, renewed=begun)
 
 
 def _free(owner: Owner, launch: str) -> bool:
