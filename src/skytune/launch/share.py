@@ -13,7 +13,7 @@ from pathlib import Path
 from ..config import RunConfig
 from ..config.folders import home
 from ..job import JobDir
-from ..training.checkpoint.opening import open_backend
+from ..training.checkpoint.backends import open_backend
 from .machine import own_address
 from .nodes import PORT, Nodes
 from .presence import Mailbox
