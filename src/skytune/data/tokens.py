@@ -36,7 +36,9 @@ def tokenize(rows: Rows, numbers: np.ndarray, tokenizer: Any, limit: int | None,
 
     _check_special_tokens(rows, tokenizer)
     wanted = ["input_ids", "attention_mask"]
-    if "token_type_ids" in tokenizer.model_input_names:
+    # Of single texts they are the same for every text.
+    typed = "token_type_ids" in tokenizer.model_input_names
+    if typed and (rows.pair is not None or any(tokenizer("a", return_token_type_ids=True)["token_type_ids"])):
         wanted.append("token_type_ids")
     types = {name: pa.list_(pa.int32() if name == "input_ids" else pa.int8()) for name in wanted}
     chunks: dict[str, list[pa.Array]] = {name: [] for name in wanted}
@@ -47,12 +49,6 @@ def tokenize(rows: Rows, numbers: np.ndarray, tokenizer: Any, limit: int | None,
             truncated += cut
             for name in wanted:
                 chunks[name].append(pa.array(encoded[name], types[name]))
-    if (
-        "token_type_ids" in wanted
-        and rows.pair is None
-        and not any(c.flatten().sum().as_py() for c in chunks[wanted[2]])
-    ):
-        wanted.pop()
     columns = {name: pa.chunked_array(chunks[name], types[name]) for name in wanted}
     features: dict[str, Any] = {
         "input_ids": datasets.List(datasets.Value("int32")),
