@@ -188,3 +188,33 @@ def test_one_rule_for_special_tokens_goes_with_the_model(made: Callable[..., Mad
         assert exported("a </s> b </s> c")["input_ids"] == row
         in_tests = [ids.tolist().count(exported.eos_token_id) for ids in found.test["input_ids"]]
         assert (max(in_tests) > 1) == (rule == "control")
+
+
+def test_all_rows_must_have_places_and_types_in_the_model() -> None:
+    import pyarrow as pa
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    from skytune.data.batches import TokenTable
+    from skytune.training.inputs import check_vocabulary
+
+    torch.manual_seed(0)
+    for kind, places in (("bert", 12), ("roberta", 10)):
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        config = AutoConfig.for_model(kind, vocab_size=30, max_position_embeddings=12, type_vocab_size=2, **sizes)
+        model = AutoModelForSequenceClassification.from_config(config)
+
+        def table(length: int, kind: int = 0, row: int = 7) -> dict[str, TokenTable]:
+            ids = [[5] * 3] * row + [[5] * length]
+            types = [[0] * 3] * row + [[kind] * length]
+            return {
+                "test": TokenTable(pa.table({"input_ids": ids, "token_type_ids": types, "labels": [0] * (row + 1)}))
+            }
+
+        check_vocabulary(model, table(places, 1))
+        with pytest.raises(
+            UserError, match=rf"^split 'test' has a row of {places + 1} tokens, the model takes {places}:"
+        ):
+            check_vocabulary(model, table(places + 1))
+        with pytest.raises(UserError, match=r"split 'test' has token type 2, the model knows 2"):
+            check_vocabulary(model, table(places, 2))

@@ -59,12 +59,16 @@ def _aligned(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
-    """Refuse token ids that the model has no embedding for; on a GPU they would end in an unreadable assertion."""
+    """Refuse ids, types and positions that the model has no embedding for, in any row; on a GPU they would end in an
+    unreadable assertion."""
     try:
         size = int(model.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError, TypeError):
         return
     types = getattr(getattr(model, "config", None), "type_vocab_size", None)
+    named = [m for name, m in model.named_modules() if name.endswith(("position_embeddings", ".wpe"))]
+    found = [m for m in named if isinstance(m, torch.nn.Embedding)]
+    places = [m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in found]
     for name, table in tables.items():
         if table.largest() >= size:
             raise UserError(
@@ -76,6 +80,11 @@ def check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> N
                 f"the tokenizer does not fit the model: split '{name}' has token type "
                 f"{table.largest('token_type_ids')}, the model knows {types}; use the model's own tokenizer "
                 "(model.tokenizer=null)"
+            )
+        if places and (longest := int(table.lengths.max(initial=0))) > min(places):
+            raise UserError(
+                f"split '{name}' has a row of {longest} tokens, the model takes {min(places)}: data.max_length="
+                f"{min(places)} cuts texts there"
             )
 
 
