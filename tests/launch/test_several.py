@@ -289,12 +289,15 @@ def test_node_0_that_dies_ends_the_others(
     _assert_gone(int((job.root / "pid").read_text()))
 
 
+@pytest.mark.parametrize("who", [0, 1])
 def test_a_machine_that_is_told_to_end_has_all_save(
-    other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir
+    who: int, other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir
 ) -> None:
-    second = other("os.kill(os.getppid(), signal.SIGTERM)\nwait(JOB / 'outputs' / 'result.json')")
+    told = ["", ""]
+    told[who] = "os.kill(os.getppid(), signal.SIGTERM)\n"
+    second = other(f"{told[1]}(JOB / 'there').touch()\nwait(JOB / 'outputs' / 'result.json')")
     with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
-        node_0("wait(JOB / 'preempt')\nresult(status='preempted', steps=3)")
+        node_0(f"wait(JOB / 'there')\n{told[0]}wait(JOB / 'preempt')\nresult(status='preempted', steps=3)")
     assert second.code() == 75, second.said
     assert second.said.splitlines()[-1].startswith("the run ended with exit code 75: node 0 (")
 

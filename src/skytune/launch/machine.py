@@ -22,7 +22,6 @@ def about() -> dict[str, Any]:
     """Return what other machines of a run must know of this one."""
     found = versions()
     return {
-        "name": socket.gethostname(),
         "python": ".".join(platform.python_version_tuple()[:2]),
         "versions": {name: found[name] for name in ALIKE if name in found},
         "code": _code(),

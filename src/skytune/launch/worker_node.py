@@ -39,7 +39,7 @@ from .several import EXIT_ERROR, EXIT_OK, EXIT_PREEMPTED
 from .share import Share
 from .stopping import Stopping
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("skytune.launch.worker_node")  # its name is another where it is run as a program
 
 
 def serve(config: RunConfig, nodes: Nodes) -> int:
