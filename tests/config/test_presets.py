@@ -12,7 +12,7 @@ from skytune.config.docs import presets
 from skytune.experiment import cells_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-FILES = [file for file in sorted(CONFIGS.rglob("*.yaml")) if file.parent.name != "stacks"]
+FILES = [file for file in sorted(CONFIGS.rglob("*.yaml")) if file.parent.name not in ("kubernetes", "stacks")]
 IDS = [str(file.relative_to(CONFIGS)) for file in FILES]
 
 

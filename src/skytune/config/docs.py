@@ -57,7 +57,7 @@ def presets(*folders: Path) -> dict[str, dict[str, str]]:
     """Return, by group and preset name, one line about every preset (YAML files and `@configurable`)."""
     found: dict[str, dict[str, str]] = {}
     for file in sorted(file for folder in folders for file in folder.glob("*/*.yaml")):
-        if file.parent.name != "stacks":
+        if file.parent.name not in ("kubernetes", "stacks"):
             found.setdefault(file.parent.name, {})[file.stem] = _about(file)
     for (group, name), entry in sorted(registry.items()):
         found.setdefault(group, {})[name] = (inspect.getdoc(entry.obj) or entry.target).splitlines()[0]
