@@ -57,8 +57,9 @@ def _check(model: torch.nn.Module, split: str, table: TokenTable) -> str:
     except (ValueError, IndexError, RuntimeError) as error:
         shown = ", ".join(str(row + 1) for row in rows)
         raise UserError(
-            f"{type(model).__name__} cannot compute rows {shown} of '{split}' together: {first_line(error).rstrip('.')}; "
-            "data.special_tokens=text may help, or the model's own tokenizer (model.tokenizer=null)"
+            f"{type(model).__name__} cannot compute rows {shown} of '{split}' together: "
+            f"{first_line(error).rstrip('.')}; data.special_tokens=text may help, or the model's own tokenizer "
+            "(model.tokenizer=null)"
         ) from error
     if _close(torch.cat(alone), padded):
         return ""
