@@ -3,7 +3,7 @@
 job.json              what to do: `Job` below
 inputs/<split>/       tokenized rows (Arrow files), one folder a split
 inputs/tokenizer/     the tokenizer's own files
-inputs/weights/       initial weights, where they are local (a link)
+inputs/weights/       initial weights, where they are local (links to their files)
 outputs/model/        the selected weights (safetensors), config and tokenizer
 outputs/predictions/  one Arrow file a split: columns `row` (int64), `label` (int64), `logits` (list of float32)
 outputs/history.jsonl one JSON object a line, see `History`
@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .common.json import load_json
+from .common.paths import check_name, resolve_below
 from .config import RunConfig, UserError, to_dict
 
 SCHEMA = 1
@@ -140,11 +142,22 @@ class JobDir:
 
     def _read(self) -> Job:
         path = self.look()
-        values = read_json(path)
-        schema = values.pop("schema", None)
-        if schema != SCHEMA:
-            raise UserError(f"{path} has schema {schema}, this version reads {SCHEMA}: run the command again")
-        return Job(**{**values, "config": RunConfig.parse(values["config"])})
+        try:
+            values = load_json(path.read_bytes(), dict)
+            schema = values.pop("schema", None)
+            if schema != SCHEMA:
+                raise UserError(f"{path} has schema {schema}, this version reads {SCHEMA}: run the command again")
+            job = Job(**{**values, "config": RunConfig.parse(values["config"])})
+            own = [name for name in (job.train, job.tokenizer, job.weights) if name is not None]
+            for name in (*own, *job.evaluation.values()):
+                resolve_below(self.root, name)
+            for name in job.evaluation:
+                check_name(name)
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is damaged: {error}") from error
+        return job
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write `outputs/result.json` atomically; its presence says that the job ended by itself."""
@@ -173,7 +186,10 @@ class JobDir:
         """Return the errors that ranks left, by rank."""
         found = {}
         for path in sorted(self.logs.glob("rank-*.error.json")):
-            found[int(path.name.split("-")[1].split(".")[0])] = RankError(**read_json(path))
+            try:
+                found[int(path.name.split("-")[1].split(".")[0])] = RankError(**load_json(path.read_bytes(), dict))
+            except (ValueError, TypeError):
+                continue  # no rank's: the log has what is known
         return found
 
 
@@ -220,7 +236,7 @@ def read_json(path: Path) -> Any:
         UserError: it is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return load_json(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
 
@@ -231,6 +247,6 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             try:
-                yield json.loads(line)
+                yield load_json(line, dict)
             except ValueError:
                 return

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from ..common.json import load_json
 from ..config import BadRows, ConfigError, DataConfig, UserError
 from ..models.source import first_line
 from .rows import Rows, text_column
@@ -95,14 +96,14 @@ def _json(text: str, path: str, config: DataConfig, array: bool) -> Rows:
     records: list[dict[str, Any]] = []
     if array and text.lstrip().startswith("["):
         try:
-            records = json.loads(text)
+            records = load_json(text, largest=len(text))
         except ValueError as error:
             raise UserError(f"{path}: is not valid JSON: {error}") from error
     else:
         for number, line in enumerate(text.split("\n"), 1):  # not splitlines: U+2028 may stand inside a text
             if line.strip():
                 try:
-                    records.append(json.loads(line))
+                    records.append(load_json(line))
                 except ValueError as error:
                     raise UserError(f"{path}, line {number}: is not valid JSON: {error}") from error
     for number, record in enumerate(records, 1):

@@ -169,7 +169,9 @@ def _write(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder.inputs / "tokenizer")
     if weights is not None:
-        os.symlink(weights, folder.inputs / "weights")
+        (folder.inputs / "weights").mkdir()
+        for file in models.model_files(weights):  # and nothing else that lies there
+            (folder.inputs / "weights" / file.name).symlink_to(file.resolve())
     folder.write_job(job)
 
 

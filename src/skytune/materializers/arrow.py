@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..common.files import is_disk_full
+from ..common.paths import resolve_below
 from ..config import UserError
 from ..data.linking import link_or_copy, whole_files
+from ..job import read_json
 from ..models import quiet
 from .files import hash_files
 
@@ -47,7 +49,7 @@ def read_dataset(folder: Path) -> "Dataset | DatasetDict":
     with quiet("datasets"):
         if not (folder / _SPLITS_FILE).is_file():
             return _read_split(folder)
-        names = json.loads((folder / _SPLITS_FILE).read_text(encoding="utf-8"))["splits"]
+        names = read_json(folder / _SPLITS_FILE)["splits"]
         return DatasetDict({name: _read_split(folder / _folder_name(name)) for name in names})
 
 
@@ -70,9 +72,10 @@ def _read_split(place: Path) -> "Dataset":
     from datasets import Dataset, DatasetInfo, Split
     from datasets.table import MemoryMappedTable, concat_tables
 
-    state = json.loads((place / _STATE_FILE).read_text(encoding="utf-8"))
-    info = DatasetInfo.from_dict(json.loads((place / _INFO_FILE).read_text(encoding="utf-8")))
-    table = concat_tables([MemoryMappedTable.from_file(str(place / file["filename"])) for file in state["_data_files"]])
+    state = read_json(place / _STATE_FILE)
+    info = DatasetInfo.from_dict(read_json(place / _INFO_FILE))
+    files = [resolve_below(place, file["filename"]) for file in state["_data_files"]]
+    table = concat_tables([MemoryMappedTable.from_file(str(file)) for file in files])
     split = None if state["_split"] is None else Split(state["_split"])
     dataset = Dataset(table, info, split, fingerprint=state["_fingerprint"])
     for name in ("_format_type", "_format_kwargs", "_format_columns", "_output_all_columns"):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,9 @@ from zenml.materializers.base_materializer import BaseMaterializer
 from zenml.utils import io_utils
 
 from ..common.files import is_disk_full, sha256
+from ..common.paths import resolve_below
 from ..config import UserError
+from ..job import read_json
 from .types import dotted_name
 
 CLASS_FILE = "class.json"
@@ -158,12 +161,12 @@ def download(uri: str, folder: Path, store: Any) -> None:
     """Copy an artifact's files from an artifact store into `folder`."""
     for name in map(os.fspath, store.listdir(uri)):
         name = name.rstrip("/").rpartition("/")[2]
-        source = f"{uri.rstrip('/')}/{name}"
+        source, target = f"{uri.rstrip('/')}/{name}", resolve_below(folder, name)
         if store.isdir(source):
-            (folder / name).mkdir(exist_ok=True)
-            download(source, folder / name, store)
+            target.mkdir(exist_ok=True)
+            download(source, target, store)
         elif name != PREVIEW_FILE:
-            with store.open(source, "rb") as file, (folder / name).open("wb") as sink:
+            with store.open(source, "rb") as file, target.open("wb") as sink:
                 shutil.copyfileobj(file, sink, _CHUNK)
 
 
@@ -198,10 +201,12 @@ def read_class(folder: Path, bases: tuple[type, ...]) -> Any:
     """Return the class that `write_class` wrote down.
 
     Raises:
-        UserError: it cannot be imported here, or is of none of the kinds in `bases`.
+        UserError: it is of a module that nobody has imported, is not there, or is of none of the kinds in `bases`.
     """
-    name = json.loads((folder / CLASS_FILE).read_text(encoding="utf-8"))["class"]
+    name = str(read_json(folder / CLASS_FILE)["class"])
     module, _, attribute = name.rpartition(".")
+    if module.split(".")[0] not in ("transformers", "tokenizers") and module not in sys.modules:
+        raise UserError(f"the artifact at {folder} needs the class {name}: import {module} first (plugins=[{module}])")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -7,7 +7,7 @@ from .build import build_model
 from .hashing import hash_file, hash_values
 from .quiet import quiet
 from .saved import TARGET_FILE, SavedModel, load_saved, save_model, saved_model
-from .source import ModelSource, fetch, lacks_files, load_config, local_folder, resolve
+from .source import ModelSource, fetch, lacks_files, load_config, local_folder, model_files, resolve
 from .standin import AWAITS, NEW, stand_in
 from .tokenizer import (
     agree_on_padding,
@@ -37,6 +37,7 @@ __all__ = [
     "load_tokenizer",
     "local_folder",
     "max_length",
+    "model_files",
     "quiet",
     "read_specials_as",
     "read_tokenizer",

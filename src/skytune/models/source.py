@@ -8,6 +8,7 @@ from typing import Any
 from ..common.json import load_json
 from ..config import ModelConfig, UserError
 from ..config.installing import add_extra
+from ..config.secrets import looks_secret
 from .formats import check_format
 from .hashing import hash_file, hash_target, hash_values
 from .hub import commit_of, snapshot
@@ -187,11 +188,27 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model's folder that decide what it computes: weights, configuration, tokenizer. They alone
+    are handed on; whatever else lies there (`.env`, a repository, pickles, keys) is not.
+
+    Raises:
+        UserError: one is a link that leads out of the folder (in the Hub's cache, out of the model's part of it).
+    """
+    root = (folder.parent.parent if folder.parent.name == "snapshots" else folder).resolve()
+    found = []
+    for file in sorted(folder.iterdir()):
+        kind = file.suffix in HASHED and not file.name.startswith(".") and not looks_secret(file.stem)
+        # Every evaluation rewrites the results that lie beside a model of ours; they decide nothing.
+        if kind and file.is_file() and not file.name.endswith("_results.json"):
+            if not file.resolve().is_relative_to(root):
+                raise UserError(f"{folder}: {file.name} is a link that leads out of this folder: copy the file there")
+            found.append(file)
+    return found
+
+
 def _folder_print(path: str) -> str:
-    # Every evaluation rewrites the results that lie beside a model of ours; they decide nothing.
-    files = sorted(p for p in Path(path).iterdir() if p.suffix in HASHED and not p.name.endswith("_results.json"))
-    files = [file for file in files if file.is_file()]
-    return hash_values([[p.name, hash_file(p)] for p in files])
+    return hash_values([[file.name, hash_file(file)] for file in model_files(Path(path))])
 
 
 def _name_print(name: str, revision: str | None) -> str:

@@ -4,7 +4,6 @@ A notice only raises a flag. The loop looks at it once a step and shares it with
 so that they end after the same step.
 """
 
-import json
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ import urllib.request
 from pathlib import Path
 from types import FrameType
 
+from ..common.json import load_json
 from ..config import WorkerError
 from .peers import Peers
 
@@ -63,7 +63,7 @@ class Notice:
         waiter = threading.Event()
         while not self.reason:
             try:
-                found = json.loads(_imds(endpoint, "latest/meta-data/spot/instance-action"))
+                found = load_json(_imds(endpoint, "latest/meta-data/spot/instance-action"), dict)
                 self.reason = f"spot interruption: {found.get('action')} at {found.get('time')}"
             except urllib.error.HTTPError as error:
                 if error.code != 404:

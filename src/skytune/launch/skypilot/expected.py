@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ...common.json import load_json
 from ...config import RunConfig, to_dict
 from ...config.folders import home
 from ...job import Job
@@ -134,7 +135,7 @@ def _records() -> Iterator[Record]:
         return
     for text in lines:
         try:
-            record = Record(**json.loads(text))
+            record = Record(**load_json(text, dict))
         except (ValueError, TypeError):
             continue
         if record.steps > 0:

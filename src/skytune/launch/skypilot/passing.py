@@ -11,6 +11,7 @@ left its results where the same command finds them. Without such a store all goe
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...common.files import sha256
+from ...common.json import load_json
+from ...common.paths import UnsafeNameError, check_name, resolve_below
 from ...config import RunConfig, UserError
 from ...job import JobDir, read_json, write_json
 from ...training.checkpoint.backends import open_backend
@@ -93,7 +96,9 @@ class Passing:
         """
 
         def fetch(file: File) -> int:
-            target = job.inputs / file["path"]
+            target = _below(job.inputs, file["path"])
+            if not re.fullmatch("[0-9a-f]{64}", file["sha256"]):
+                raise UserError(f"{job.root / INPUTS}: is damaged: {file['path']} has no SHA-256")
             if target.is_file() and target.stat().st_size == file["size"] and sha256(target) == file["sha256"]:
                 return 0
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -126,15 +131,16 @@ class Passing:
 
     def left(self) -> dict[int, dict[str, Any]]:
         """Return, by machine, what was left: `files` and `code`."""
-        names = self._call(lambda: self._backend.names(self.run_key), "looking for outputs")
-        numbers = [name.removeprefix(".outputs.").removesuffix(".json") for name in names if ".outputs." in name]
-        machines = sorted(int(number) for number in numbers if number.isdecimal())
 
         def read(machine: int) -> dict[str, Any]:
-            said = self._call(lambda: self._backend.read(self._listing(machine)), "looking for outputs")
-            return dict(json.loads(said))
+            data = self._call(lambda: self._backend.read(self._listing(machine)), "looking for outputs")
+            try:
+                said = load_json(data, dict)
+                return {"files": [check_name(name) for name in said["files"]], "code": said["code"]}
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{self.url}/{self._listing(machine)}: is damaged: {error}") from error
 
-        return {machine: read(machine) for machine in machines}
+        return {machine: read(machine) for machine in self._machines()}
 
     def collect(self, job: JobDir) -> bool:
         """Fetch what the machines left into the job's outputs; return whether the first one left anything."""
@@ -142,16 +148,28 @@ class Passing:
         names = [name for said in found.values() for name in said["files"]]
         # How it ended comes last: where that lies, all lies.
         names.sort(key=lambda name: name == "result.json")
-        _together(lambda name: self._get(f"{self.run_key}/.outputs/{name}", job.outputs / name), names[:-1])
+        targets = {name: _below(job.outputs, name) for name in names}  # all of them, before anything is written
+
+        def fetch(name: str) -> None:
+            self._get(f"{self.run_key}/.outputs/{name}", targets[name])
+
+        _together(fetch, names[:-1])
         for name in names[-1:]:
-            self._get(f"{self.run_key}/.outputs/{name}", job.outputs / name)
+            fetch(name)
         return 0 in found
 
     def forget(self) -> None:
         """Remove what a job has left, the lists first: half of it never looks whole."""
-        lists = [self._listing(machine) for machine in self.left()]
+        lists = [self._listing(machine) for machine in self._machines()]
         _together(lambda name: self._call(lambda: self._backend.delete(name), "tidying up"), lists)
         self._call(lambda: self._backend.remove(f"{self.run_key}/.outputs"), "tidying up")
+
+    def _machines(self) -> list[int]:
+        """Return the numbers of the machines that have left something."""
+        names = self._call(lambda: self._backend.names(self.run_key), "looking for outputs")
+        return sorted(
+            int(found[1]) for found in (re.fullmatch(r"\.outputs\.(\d{1,6})\.json", n) for n in names) if found
+        )
 
     def _listing(self, machine: int) -> str:
         return f"{self.run_key}/.outputs.{machine}.json"
@@ -196,6 +214,13 @@ class Passing:
             return self._retry.call(function, self.url, what)
         except Exception as error:
             raise explain(error, self.url, what) from error
+
+
+def _below(folder: Path, name: object) -> Path:
+    try:
+        return resolve_below(folder, name)
+    except UnsafeNameError as error:
+        raise UserError(f"{folder}: {error}") from error
 
 
 def _walk(folder: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...common.json import load_json
 from ...common.processes import alive, machine, started
 from ...config import NotReachable, UserError
 from .backends import S3Backend
@@ -245,7 +246,7 @@ def _dump(owner: Owner) -> bytes:
 def _parse(data: bytes | None) -> Owner | None:
     """Return the owner; None where there is none, or nothing readable."""
     try:
-        owner = None if data is None else Owner(**json.loads(data))
+        owner = None if data is None else Owner(**load_json(data, dict))
         return owner if owner is None or 0 <= owner.expiry_seconds < math.inf else None
     except (ValueError, TypeError, RecursionError):
         return None

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...common.json import load_json
+from ...common.paths import UnsafeNameError, check_name
 from ...config import UserError
 
 SCHEMA = 1
@@ -96,8 +98,7 @@ def build(
 ) -> Manifest:
     """Return the manifest of a checkpoint; values are what JSON makes of them, so that writing and reading agree."""
     for name in files:
-        if not name or "/" in name or name.startswith(".") or name == NAME:
-            raise ValueError(f"'{name}' cannot be the name of a checkpoint's file")
+        _check_file(name)
     return Manifest(
         run_key=run_key,
         step=step,
@@ -126,7 +127,7 @@ def parse(data: bytes, *, run_key: str | None = None, step: int | None = None) -
         ManifestError: cut short, changed by a single bit, of another version, run or step.
     """
     try:
-        values = json.loads(data)
+        values = load_json(data, dict)
         schema = values.pop("schema")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ManifestError(f"{NAME} is damaged (it is not a manifest)") from None
@@ -135,8 +136,12 @@ def parse(data: bytes, *, run_key: str | None = None, step: int | None = None) -
     try:
         checksum = values.pop("checksum")
         files = {name: FileEntry(**entry) for name, entry in values.pop("files").items()}
+        for name in files:
+            _check_file(name)
         manifest = Manifest(files=files, **values)
         whole = serialise(manifest) == data
+    except UnsafeNameError as error:
+        raise ManifestError(f"{NAME} is damaged ({error})") from None
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ManifestError(f"{NAME} is damaged (keys are missing)") from None
     if not whole:
@@ -232,6 +237,12 @@ def choose(
             "bring one back, or start again at step 0 with resume=never"
         )
     return None
+
+
+def _check_file(name: str) -> None:
+    """Refuse what cannot be the name of a checkpoint's file: they all lie in one folder."""
+    if "/" in check_name(name) or name.startswith(".") or name == NAME:
+        raise UnsafeNameError(f"'{name}' cannot be the name of a checkpoint's file")
 
 
 def _dump(values: Mapping[str, Any]) -> bytes:

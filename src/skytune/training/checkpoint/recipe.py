@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import skytune
 
 from ... import models
+from ...common.json import load_json
+from ...common.paths import check_name, resolve_below
 from ...config import UserError, to_dict
 from ...job import Job, JobDir
 from .manifest import RUN_FILE, FileEntry
@@ -83,16 +85,19 @@ def read_recipe(store: Store) -> Recipe | None:
     if data is None:
         return None
     try:
-        values = json.loads(data)
+        values = load_json(data, dict)
         schema = values.pop("schema")
         values.pop("run_key")
         if schema != SCHEMA:
             raise UserError(f"{store.location}/{RUN_FILE} has schema {schema}, this version reads {SCHEMA}")
-        files = {name: FileEntry(**entry) for name, entry in values.pop("files").items()}
-        return Recipe(**values, files=files)
+        files = {check_name(name): FileEntry(**entry) for name, entry in values.pop("files").items()}
+        recipe = Recipe(**values, files=files)
+        if isinstance(recipe.config, dict) and isinstance(recipe.fingerprints, dict):
+            return recipe
+        raise ValueError("its configuration is none")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{store.location}/{RUN_FILE} is damaged: give the run's whole command, or delete it"
+            f"{store.location}/{RUN_FILE} is damaged ({error}): give the run's whole command, or delete it"
         ) from error
 
 
@@ -104,11 +109,12 @@ def fetch_start(store: Store, recipe: Recipe, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, wanted in recipe.files.items():
+        target = resolve_below(folder, name)
         data = _read(store, f"{store.run_key}/{START}/{name}")
         if data is None or hash_blocks([data]) != wanted:
             what = "is missing" if data is None else "is damaged"
             raise UserError(f"{store.location}/{START}/{name} {what}: give the run's whole command")
-        (folder / Path(name).name).write_bytes(data)
+        target.write_bytes(data)
 
 
 def _read(store: Store, path: str) -> bytes | None:

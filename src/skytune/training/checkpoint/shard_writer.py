@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ...common.json import load_json
 from ...config import UserError
 from .backends import LocalBackend, S3Backend
 from .manifest import FileEntry, Manifest, step_name
@@ -66,7 +67,7 @@ class Board:
             if time.monotonic() > until:
                 return None
             time.sleep(0.02)
-        return json.loads(self._store.get(key))
+        return load_json(self._store.get(key))
 
 
 class ShardWriter(Writer):

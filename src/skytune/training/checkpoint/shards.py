@@ -5,13 +5,13 @@ reading a whole tensor, or any region of it, from however many pieces it was sav
     model.index.json                        {"model": {name: {"shape", "pieces": [{"file", "offset", "shape"}]}}}
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...common.json import load_json
 from ...config import UserError
 from .store import Found
 
@@ -227,7 +227,10 @@ def load_tensors(found: Found, name: str) -> dict[str, "torch.Tensor"]:
 
 def load_document(found: Found, name: str) -> Any:
     """Return the content of `<name>.json`."""
-    return json.loads(_file(found, f"{name}.json").read_bytes())
+    try:
+        return load_json(_file(found, f"{name}.json").read_bytes())
+    except ValueError as error:
+        raise UserError(f"{found.location}: {name}.json is damaged: {error}") from error
 
 
 def _file(found: Found, name: str) -> Path:

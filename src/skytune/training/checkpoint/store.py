@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...common.files import sha256
+from ...common.json import load_json
+from ...common.paths import UnsafeNameError
 from ...config import UserError
 from . import manifest as manifests
 from .backends import Backend, LocalBackend, open_backend
@@ -120,9 +122,11 @@ class Store:
         try:
             data = self.attempt(lambda: self.backend.read(f"{folder}/{manifests.NAME}"), f"reading {step_name(step)}")
             manifest = manifests.parse(data, run_key=self.run_key, step=step)
+            for name in manifest.files:
+                self.backend.local(f"{folder}/{name}")
         except FileNotFoundError:
             return Verdict(problems=(f"{manifests.NAME} is missing",), unfinished=True)
-        except manifests.ManifestError as error:
+        except (manifests.ManifestError, UnsafeNameError) as error:
             return Verdict(problems=(str(error),))
 
         def digest(name: str) -> FileEntry:
@@ -177,7 +181,7 @@ class Store:
         """Return the step that was completed last, None where none ever was."""
         try:
             data = self.attempt(lambda: self.backend.read(f"{self.run_key}/{COMPLETED}"), f"reading {COMPLETED}")
-            return int(json.loads(data)["step"])
+            return int(load_json(data, dict)["step"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
