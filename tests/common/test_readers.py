@@ -90,7 +90,7 @@ def job(key: str) -> Callable[[Path, Any], None]:
         values = json.loads((folder / "job.json").read_text())
         values["evaluation" if key == "split" else key] = name
         (folder / "job.json").write_text(json.dumps(values))
-        whole.read_job()
+        _ = JobDir(folder).job
         if key == "split" and name == {"link/x": "inputs/validation"}:
             raise UserError("is below the outputs, where no link can lie that a job brings")
 

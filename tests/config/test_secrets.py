@@ -251,3 +251,23 @@ def test_hidden_and_revealed_gives_the_same_or_is_refused(
     assert reveal(config.extra) == extra
     assert TOKEN not in json.dumps(to_dict(config))
     assert hide(config) == config
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "+extra.api_token=canary-42,b",
+        "+extra.api_token='canary-42",
+        "+extra.header='Authorization: Bearer canary-4242",
+        "+extra.header='Authorization: Bearer canary-4242'",
+        "+callbacks.x={_target_: a.B, password: canary-42",
+        "seed=s3://me:canary-42@host/x y=z",
+        "+seed=1,{token: canary-42}",
+    ],
+)
+def test_a_word_that_is_refused_is_shown_without_its_secret(word: str) -> None:
+    from skytune.config.store import compose_run
+
+    with pytest.raises(ConfigError) as refused:
+        compose_run(Path(__file__).resolve().parents[2] / "configs", [word])
+    assert "canary" not in str(refused.value)

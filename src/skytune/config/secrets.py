@@ -112,6 +112,13 @@ def refuse_named(values: Any, path: str = "") -> None:
         )
 
 
+def masked(text: str) -> str:
+    """Return words of a command line without what looks like a secret in them, to be shown."""
+    text = HEADER.sub(r"\1<secret>", USER.sub("<secret>", text))
+    pair = re.compile(r"([\w.-]+)(['\"]?\s*[=:]\s*)([^\s,&}\]]+)")
+    return pair.sub(lambda match: f"{match[1]}{match[2]}<secret>" if looks_secret(match[1]) else match[0], text)
+
+
 def of_environment() -> dict[str, str]:
     """Return the secrets of the environment by name, the longest first; the path of a file that holds one is none."""
 

@@ -22,7 +22,7 @@ from .docs import field_type, presets
 from .errors import ConfigError
 from .keys import in_dict, is_plain, takes_group, wants_text, without_dots
 from .run import RunConfig
-from .secrets import hide, refuse_named
+from .secrets import hide, masked, refuse_named
 from .targets import Configurable, import_plugins, registry
 from .trust import approve, flat, wishes
 from .words import GLOBAL, SUGAR, empty, quoted, translate, verbatim
@@ -193,7 +193,7 @@ def _parse(text: str) -> Override:
     except HydraException as error:
         parsed, cause = None, error
     if parsed is None or not parsed.key_or_group:
-        shown = " ".join(text.split())
+        shown = masked(" ".join(text.split()))
         message = f"cannot read '{shown}': write key=value (quote values with commas, spaces or =)"
         raise ConfigError(message) from (cause if parsed is None else None)
     return parsed
@@ -210,7 +210,7 @@ def _plugins(parsed: list[Override]) -> list[str]:
 
 def _check(override: Override, groups: dict[str, dict[str, str]]) -> None:
     """Refuse an override that Hydra would refuse less readably."""
-    key, text = override.key_or_group, (override.input_line or "").replace("@_global_", "")
+    key, text = override.key_or_group, masked((override.input_line or "").replace("@_global_", ""))
     if override.is_sweep_override():
         raise ConfigError(f"'{text}' asks for several runs; run one value at a time")
     if key in groups:

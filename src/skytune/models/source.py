@@ -157,7 +157,7 @@ def load_config(config: ModelConfig, folder: str | None = None) -> Any:
     try:
         with quiet("transformers", "huggingface_hub"):
             return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except Exception as error:  # whatever its files hold
         raise UserError(f"model.name={config.name}: {first_line(error)}") from error
 
 

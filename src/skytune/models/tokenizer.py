@@ -64,7 +64,7 @@ def read_tokenizer(folder: str, name: str | None = None) -> Any:
     try:
         with quiet("transformers", "huggingface_hub"):
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+    except Exception as error:  # whatever its files hold
         reason = first_line(error)
         raise UserError(f"no usable tokenizer in {name} (model.tokenizer=... names another): {reason}") from error
     # Where the files are missing, transformers makes up a tokenizer that knows nothing but its special tokens.
