@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from skytune.config import BadRows, ConfigError, UserError
+from skytune.config import BadRows, ConfigError, DataConfig, UserError
 from skytune.data.files import read_files
 
 TEXTS = ['a "b', "plain", 'crème brûlée, "quoted" and\u2028more', " ' ", "NA", "null", "1"]
@@ -205,3 +205,13 @@ def test_malformed_rows_can_be_left_out(files, write):
     path = write("a.tsv", "text\tlabel\na\t0\nb\tc\t1\nd\nd\t1\n")
     rows, skipped = read(files, path, bad_rows=BadRows.drop)
     assert (rows.text.to_pylist(), skipped) == (["a", "d"], 2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["zip://a.csv::/nope.zip", "ftp://127.0.0.1:9/x.csv", "reference://x.csv", "foo://x.csv", "https://[::1/x.csv"],
+)
+def test_whatever_a_file_system_raises_is_one_line(spec):
+    with pytest.raises(UserError, match=r"^data.train=") as refused:
+        read_files(spec, DataConfig(name="x"), "data.train", "train")
+    assert "\n" not in str(refused.value)

@@ -42,8 +42,10 @@ def find_files(spec: str, key: str) -> list[tuple[Any, str]]:
     except ImportError as error:
         extra = f": {add_extra('aws')}" if spec.startswith(("s3:", "s3a:")) else ""
         raise UserError(f"{key}={spec}: reading this needs another package ({error}){extra}") from error
-    except ValueError as error:
-        raise UserError(f"{key}={spec}: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # every file system has its own
+        raise UserError(f"{key}={spec}: {first_line(error)}") from error
     try:
         if system.isfile(path):
             return [(system, path)]
