@@ -72,7 +72,7 @@ def test_a_manifest_of_another_run_step_or_version_is_refused():
     with pytest.raises(m.ManifestError, match="schema 2, this version reads 1"):
         m.parse(raw.replace(b'"schema": 1', b'"schema": 2'))
     for name in ("", "a/b", ".hidden", m.NAME):
-        with pytest.raises(ValueError, match="cannot be the name"):
+        with pytest.raises(ValueError, match=r"cannot be the name|not trusted as a path"):
             made({name: b"1"})
 
 

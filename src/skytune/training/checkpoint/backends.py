@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...common.paths import resolve_below
 from ...common.processes import alive, machine
 from ...config import UserError
 from . import manifest as manifests
@@ -214,7 +215,7 @@ class LocalBackend(Backend):
                 yield block
 
     def local(self, path: str) -> Path | None:
-        return self.at(path)
+        return resolve_below(self.root, path) if path else Path(self.root)
 
     def write(self, path: str, data: bytes) -> None:
         target = self.at(path)
