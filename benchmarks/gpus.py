@@ -30,7 +30,7 @@ from skytune.experiment.machines import Machine
 from skytune.experiment.rows import done_row, ended_row
 from skytune.job import Job, JobDir
 from skytune.launch.local import LocalLauncher
-from skytune.report.cost import Attempt
+from skytune.pricing.cost import Attempt
 
 PER_GPU = {
     "H100": (55.04, 8, "p5.48xlarge"),
@@ -141,14 +141,13 @@ def run(cell: Cell, job: JobDir, train: Path, validation: Path, weights: Path) -
         LocalLauncher().run(job, config.compute)
     except Exception as error:
         seconds = time.monotonic() - began
-        return ended_row("gpus", cell, "failed", str(error).splitlines()[0], [Attempt({"wall_s": seconds})])
+        return ended_row("gpus", cell, "failed", str(error).splitlines()[0], [Attempt(phases={"wall_s": seconds})])
     seconds = time.monotonic() - began
     result = job.read_result()
     assert result is not None, "a launcher raises where there is no result"
     usd, source = price(str(result["device"]))
-    attempt = Attempt(
-        {"wall_s": seconds}, None if usd is None else usd * cell.devices, source=source, ended="completed"
-    )
+    hourly = None if usd is None else usd * cell.devices
+    attempt = Attempt(phases={"wall_s": seconds}, hourly_usd=hourly, source=source, ended="completed")
     return {**done_row("gpus", cell, job, {**result, "run_key": cell.name}, [attempt]), "job": None, "data": "sst2"}
 
 

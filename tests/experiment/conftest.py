@@ -12,7 +12,7 @@ import pytest
 from skytune.config import ComputeConfig, RunConfig, from_dict
 from skytune.experiment.machines import Machine
 from skytune.job import JobDir, write_json
-from skytune.launch.prices import Price
+from skytune.pricing.prices import Price
 from skytune.training.outputs import write_predictions
 
 

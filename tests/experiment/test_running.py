@@ -199,7 +199,7 @@ def test_at_most_so_many_at_once(design: Design, prices: Any, recorded: Any, par
 
 
 def test_the_budget_stops_what_would_exceed_it(design: Design, recorded: Any) -> None:
-    from skytune.launch.prices import Price
+    from skytune.pricing.prices import Price
 
     dear = lambda machine: Price(1.0, "a made list")  # noqa: E731
     attempts = [{"phases": {"job_s": 1200.0}, "hourly_usd": 1.0, "nodes": 1, "ended": "done"}]
@@ -218,7 +218,7 @@ def test_a_running_cell_is_told_to_end_before_the_money_is_gone(design: Design) 
     from skytune.experiment.plan import make_plan
     from skytune.experiment.watching import Watch
     from skytune.job import JobDir
-    from skytune.launch.prices import Price
+    from skytune.pricing.prices import Price
     from skytune.training.preemption import FLAG_FILE
 
     config = design({"launch": {"stop_seconds": 10.0}}, factors={"rows": [16]}, max_usd=1.0)

@@ -28,14 +28,14 @@ from skytune.job import Job, JobDir, RankError
 from skytune.launch.local import agent
 from skytune.launch.nodes import Nodes, node_addresses
 from skytune.launch.skypilot import machines_asked, merged, scripts, upload
-from skytune.launch.skypilot.cost import Attempt, Clock, line, report
+from skytune.launch.skypilot.cost import Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources
 from skytune.launch.skypilot.monitor import PREFIX, JobMonitor, forget_last_attempt
 from skytune.launch.skypilot.node import check_gpus
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
 from skytune.launch.skypilot.words import explained, reasons, telling
-from skytune.report.cost import cost_of
+from skytune.pricing.cost import Attempt, cost_of
 from skytune.training.preemption import FLAG_FILE
 
 

@@ -110,7 +110,7 @@ def test_artifact_of_a_cached_step_is_gone(scene: Any) -> None:
     """Its producer runs again, also when what comes after it was edited (zenml #3975)."""
     run = scene.last_run()
     shutil.rmtree(run["steps"]["load_data"]["outputs"]["train_dataset"]["uri"])
-    edit(scene, "report/text.py", "\ndef number", "\nADDED = 1\n\n\ndef number")
+    edit(scene, "common/text.py", "\ndef number", "\nADDED = 1\n\n\ndef number")
     found = statuses(scene)
     assert (found["load_data"], found["evaluate_model"]) == ("completed", "completed")
     assert Path(scene.last_run()["steps"]["load_data"]["outputs"]["train_dataset"]["uri"]).is_dir()

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from skytune.common.text import duration, number, size
 from skytune.report import summary
-from skytune.report.text import duration, number, size
 
 MODEL = "/home/me/.cache/skytune/runs/minilm-movie-reviews-3f2a9c1b/outputs/model"
 EXAMPLES = ["python src/run.py data=sst2 epochs=2", "python src/run.py pipeline=evaluate checkpoint=PATH"]

@@ -10,7 +10,7 @@ from ..config import RunConfig, UserError, to_dict
 from ..job import JobDir
 from ..launch.jobs import data_hash
 from ..launch.runs import decisive
-from ..report.cost import Attempt, recorded
+from ..pricing.cost import Attempt, recorded
 from .cells import Cell
 from .plan import Planned, make_plan
 from .rows import SPLIT, done_row
@@ -101,6 +101,11 @@ def _attempts(planned: Planned, job: JobDir, result: dict[str, Any]) -> list[Att
     machine = planned.cell.machine
     price = planned.price
     alone = Attempt(
-        {"wall_s": float(seconds)}, price.usd_per_hour, machine.nodes, machine.priced, "adopted", price.source
+        phases={"wall_s": float(seconds)},
+        hourly_usd=price.hourly(machine.nodes),
+        nodes=machine.nodes,
+        machine=machine.priced,
+        ended="adopted",
+        source=price.source,
     )
     return recorded(job.root) or [alone]

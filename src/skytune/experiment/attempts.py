@@ -4,8 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..launch.prices import Price
-from ..report.cost import Attempt, recorded
+from ..pricing.cost import Attempt, attempt_of, recorded
+from ..pricing.prices import Price
 from .cells import Cell
 from .store import ResultsStore
 
@@ -15,7 +15,7 @@ def attempts_of(store: ResultsStore, cell: Cell, price: Price) -> list[Attempt]:
     else a start of this package from its beginning to when it was last seen, at the design's price."""
     found = []
     for start in store.starts(cell.name):
-        found += [Attempt(**entry) for entry in start.get("recorded") or []] or [_attempt(start, cell, price)]
+        found += [attempt_of(entry) for entry in start.get("recorded") or []] or [_attempt(start, cell, price)]
     return found
 
 
@@ -27,10 +27,10 @@ def recorded_by(job: Path | None) -> dict[str, Any]:
 
 def _attempt(start: dict[str, Any], cell: Cell, price: Price) -> Attempt:
     return Attempt(
-        {"wall_s": max(0.0, start["seen"] - start["began"])},
-        price.usd_per_hour,
-        cell.machine.nodes,
-        cell.machine.priced,
-        start.get("ended", "killed"),
-        price.source,
+        phases={"wall_s": max(0.0, start["seen"] - start["began"])},
+        hourly_usd=price.hourly(cell.machine.nodes),
+        nodes=cell.machine.nodes,
+        machine=cell.machine.priced,
+        ended=start.get("ended", "killed"),
+        source=price.source,
     )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError, RunConfig
-from ..launch.prices import Price, price_of
-from ..report.cost import Cost, dollars
+from ..pricing.cost import Cost, dollars
+from ..pricing.prices import Price, price_of
 from ..report.fit import Fit, fits, matching
 from .attempts import attempts_of
 from .cells import Cell, cells_of
@@ -58,9 +58,8 @@ class Planned:
 
     def usd(self, seconds: float | None) -> float | None:
         """Dollars of so many seconds on all nodes; None where a price is unknown."""
-        if seconds is None or self.price.usd_per_hour is None:
-            return None
-        return seconds / 3600 * self.price.usd_per_hour * self.cell.machine.nodes
+        hourly = self.price.hourly(self.cell.machine.nodes)
+        return None if seconds is None or hourly is None else seconds / 3600 * hourly
 
 
 @dataclass(frozen=True)

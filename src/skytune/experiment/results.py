@@ -4,11 +4,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common.text import MISSING, counted, duration, number
 from ..config import RunConfig, UserError, to_dict
-from ..launch.prices import Price
-from ..report.cost import dollars, spent, spent_in_all
+from ..pricing.cost import dollars, spent, spent_in_all
+from ..pricing.prices import Price
 from ..report.experiment import build_experiment_page
-from ..report.text import MISSING, counted, duration, number
 from .adopting import adopt
 from .plan import experiment_name, make_plan
 from .running import Launchers, run_experiment, stored_rows

@@ -11,7 +11,7 @@ import skytune
 from ..config import DataConfig, DataSource, RunConfig
 from ..config.folders import home
 from ..job import JobDir, read_json
-from ..report.cost import Attempt, Cost
+from ..pricing.cost import Attempt, Cost
 from ..training.metrics import compute
 from ..training.outputs import read_predictions
 from .cells import Cell

@@ -11,6 +11,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+from ..common.text import duration
 from ..config import NotReachable, Preempted, RunConfig, UserError
 from ..config.folders import home
 from ..job import JobDir
@@ -18,8 +19,7 @@ from ..launch import Launcher, LocalLauncher, SkyPilotLauncher, train
 from ..launch.skypilot import STORE
 from ..launch.skypilot.words import require
 from ..launch.stopping import Stopping
-from ..report.cost import Attempt, Cost, dollars
-from ..report.text import duration
+from ..pricing.cost import Attempt, Cost, dollars
 from .attempts import attempts_of, recorded_by
 from .machines import Machine
 from .plan import Plan, Planned, Prices, asked, make_plan

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
-from ..report.cost import spent
+from ..pricing.cost import spent
 
 if TYPE_CHECKING:
     import pandas as pd

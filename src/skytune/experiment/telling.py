@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from ..report.cost import dollars
-from ..report.text import MISSING, duration
+from ..common.text import MISSING, duration
+from ..pricing.cost import dollars
 from .plan import Forecast, Plan, Planned
 from .store import FINISHED
 

@@ -11,8 +11,8 @@ from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import hide
 from ..launch.gpus import refuse_missing
 from ..launch.skypilot import machines_asked
+from ..pricing.cost import cost_of
 from ..report import summary
-from ..report.cost import cost_of
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import check_orchestrator, operator_of
 from ..steps.cache import expire_lost

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from .text import is_number, number
+from ..common.text import is_number, number
 
 SERIES = ("#2a78d6", "#d9541e", "#16805f", "#8a4fd0", "#a07800")
 """Drawn in these; the page's variables take their place."""

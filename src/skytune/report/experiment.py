@@ -8,8 +8,9 @@ from typing import Any
 import jinja2
 import yaml
 
-from . import figures, text
-from .cost import dollars, spent, spent_in_all
+from ..common import text
+from ..pricing.cost import dollars, spent, spent_in_all
+from . import figures
 from .findings import scalings, sentences
 from .fit import LEVEL, MOST, TERMS, Fit, Row, comparable, fits, nearest
 from .groups import FACTOR, Group, groups, number_in, same_level, varying

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from . import text
-from .cost import dollars
+from ..common import text
+from ..pricing.cost import dollars
 from .evaluation import wilson
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from . import text
+from ..common import text
 from .charts import INK, MUTED, Sketch, drawn, style
 from .findings import Scaling, pareto, scalings
 from .fit import GROUP, Fit

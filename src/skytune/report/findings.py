@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from . import text
-from .cost import dollars
+from ..common import text
+from ..pricing.cost import dollars
 from .groups import DEVICES, Group, number_in, said, varying
 
 LITTLE = 0.5

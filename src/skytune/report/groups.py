@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import text
+from ..common import text
 
 Row = Mapping[str, Any]
 

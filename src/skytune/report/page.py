@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from . import text
+from ..common import text
 from .charts import Series, line_chart, reliability_chart
 from .facts import flat, headline_cards, key_settings, phase_shares, run_facts
 

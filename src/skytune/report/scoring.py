@@ -8,7 +8,7 @@ import numpy as np
 
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..job import JobDir, read_json
-from .cost import cost_of
+from ..pricing.cost import cost_of
 from .evaluation import evaluate_split
 from .page import build_report
 from .results import write_results

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..common.text import duration, is_number, number
 from ..models.saved import TARGET_FILE
-from .text import duration, is_number, number
 
 WIDEST = 100
 LABEL = 13

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from ..common.text import size
 from ..config.folders import home
-from ..report.text import size
 
 WARN_BYTES, FAIL_BYTES = 5e9, 5e8
 """Free disk space below which the doctor warns, and below which no run can be expected to end."""

@@ -27,7 +27,7 @@ def train_model(
 ]:
     """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
     from ..launch import SkyPilotLauncher, read_predictions, train
-    from ..report.cost import cost_of
+    from ..pricing.cost import cost_of
     from ..training.values import last_values
 
     log.info("train_model: starting the worker processes")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...config import ComputeConfig, UserError
 from ...job import Job
-from .cost import Attempt
+from ...pricing.cost import Attempt
 from .expected import UNKNOWN, expected
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,10 @@
 """What a run on rented machines took: seconds by phase and dollars, those of lost attempts included."""
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
+
+from ...pricing.cost import Attempt, dollars
 
 PHASES = {
     "provision_s": "provisioning",
@@ -14,9 +16,6 @@ PHASES = {
 }
 """Bringing machines up and sending the files; installing; the job itself; the time after its end in which nobody came
 for the results; fetching them; taking machines down. In the words that are said of them."""
-
-NO_MACHINE = "no machine"
-"""How an attempt ended that got none: nothing was paid."""
 
 LOST = "lost_s"
 """All attempts but the last one, which has what they did."""
@@ -47,35 +46,6 @@ class Clock:
         return sum(self.seconds.values())
 
 
-@dataclass(kw_only=True)
-class Attempt:
-    """One time that machines were brought up for the run."""
-
-    machine: str
-    """For people."""
-
-    nodes: int
-    hourly_usd: float | None
-    """Of all machines together; None where SkyPilot does not know the price."""
-
-    instance_type: str = ""
-    """The cloud's name of the machine."""
-
-    ended: str = ""
-    """How: done, preempted, lost, failed, stopped, no machine."""
-
-    phases: dict[str, float] = field(default_factory=dict)
-    """Seconds."""
-
-    @property
-    def usd(self) -> float | None:
-        """Dollars from the first request to the last machine's end: a little more than the cloud will ask for, since
-        machines begin to cost only when they run. None where the price is unknown."""
-        if self.ended == NO_MACHINE:
-            return 0.0
-        return None if self.hourly_usd is None else sum(self.phases.values()) / 3600 * self.hourly_usd
-
-
 def report(attempts: list[Attempt]) -> dict[str, Any]:
     """Return what goes into `result.json`: dollars, seconds by phase of the last attempt and of those that were lost.
 
@@ -88,8 +58,7 @@ def report(attempts: list[Attempt]) -> dict[str, Any]:
     phases[LOST] = round(sum(sum(attempt.phases.values()) for attempt in attempts[:-1]), 1)
     by_phase = None
     if usd is not None:
-        rate = 0.0 if attempts[-1].ended == NO_MACHINE else (attempts[-1].hourly_usd or 0.0) / 3600
-        by_phase = {name: round(last.get(name, 0.0) * rate, 4) for name in PHASES}
+        by_phase = {name: round(attempts[-1].usd_of(last.get(name, 0.0)) or 0.0, 4) for name in PHASES}
         by_phase[LOST] = round(sum(value for value in known[:-1] if value is not None), 4)
     listed = [
         {
@@ -100,11 +69,6 @@ def report(attempts: list[Attempt]) -> dict[str, Any]:
         for attempt in attempts
     ]
     return {"usd": usd, "phases": phases, "usd_by_phase": by_phase, "attempts": listed}
-
-
-def dollars(usd: float) -> str:
-    """Return an amount with cents, or with two digits that say something where it is less than a cent."""
-    return f"${usd:.2f}" if usd >= 0.1 or not usd else f"${usd:.2g}"
 
 
 def line(attempts: list[Attempt]) -> str:

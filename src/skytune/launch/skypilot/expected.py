@@ -17,7 +17,7 @@ from ...common.json import load_json
 from ...config import RunConfig, to_dict
 from ...config.folders import home
 from ...job import Job
-from .cost import Attempt, dollars
+from ...pricing.cost import Attempt, dollars
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from ...config import ComputeConfig, RunConfig, UserError
 from ...job import JobDir
+from ...pricing.cost import Attempt
 from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
 from . import scripts
-from .cost import Attempt, line, report
+from .cost import line, report
 from .expected import remember
 from .machine import STORE, VARIABLE, merged
 from .monitor import Exchange

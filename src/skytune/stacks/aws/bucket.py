@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ...common.text import size
 from ...config import ConfigError, UserError
-from ...report.text import size
 from .account import REFUSED, Account, code, owner, tags
 from .names import RUNS, Names
 from .policies import INSECURE

@@ -6,9 +6,11 @@ from typing import Any
 
 from ...common.background import Late, Pending
 from ...config import UserError
+from ...pricing.cost import dollars
+from ...pricing.prices import aws_price, spot_prices
 from .. import skypilot
 from ..checks import Finding, Level
-from . import bucket, catalog, images, prices, role
+from . import bucket, catalog, images, role
 from .account import Account, code, spoken
 from .names import Names
 from .policies import machine as machine_policy
@@ -163,24 +165,22 @@ def price(account: Account, asked: Asked | None, limit: float | None) -> list[Fi
         return []
     found = []
     full, source = _full_price(account, asked.instance_type)
-    market = prices.spot(account, asked.instance_type)
+    market = spot_prices(account.client("ec2"), asked.instance_type)
     if full is None:
         found.append(Finding(Level.warn, "price", f"{asked}: no price on demand found in {account.region}"))
     else:
-        text = (
-            f"{asked}, on demand: {prices.said(full * asked.nodes)} an hour in every zone of {account.region}{source}"
-        )
+        text = f"{asked}, on demand: {dollars(full * asked.nodes)} an hour in every zone of {account.region}{source}"
         found.append(Finding(Level.ok, "price", text))
     if market:
-        others = ", ".join(f"{prices.said(usd * asked.nodes)} {zone}" for usd, zone in market[1:4])
-        text = f"{asked}, spot: {prices.said(market[0][0] * asked.nodes)} an hour in {market[0][1]}, the cheapest zone"
+        others = ", ".join(f"{dollars(usd * asked.nodes)} {zone}" for usd, zone in market[1:4])
+        text = f"{asked}, spot: {dollars(market[0][0] * asked.nodes)} an hour in {market[0][1]}, the cheapest zone"
         found.append(Finding(Level.ok, "price", text + (f" ({others})" if others else "")))
     elif asked.spot:
         text = f"{asked}: there is no spot market in {account.region}"
         found.append(Finding(Level.fail, "price", text, "another region, another machine, or use_spot=false"))
     now = market[0][0] if asked.spot and market else full
     if limit is not None and now is not None and now * asked.nodes > limit:
-        text = f"{prices.said(now * asked.nodes)} an hour is more than max_hourly_usd={limit:g}"
+        text = f"{dollars(now * asked.nodes)} an hour is more than max_hourly_usd={limit:g}"
         found.append(Finding(Level.fail, "price", text, "a smaller machine, --spot, or a higher limit"))
     return found
 
@@ -210,10 +210,10 @@ def identity_of_machines(account: Account, names: Names) -> Finding:
 
 def _full_price(account: Account, instance_type: str) -> tuple[float | None, str]:
     """Return the price on demand and, where it is not AWS's own, the source."""
-    asked = Pending(lambda: prices.on_demand(account, instance_type))
+    asked = Pending(lambda: aws_price(instance_type, False, account.region, account.client))
     try:
         found = asked.wait(seconds=PRICE_SECONDS)
-    except Late:
+    except (Late, UserError):
         found = None
     if found is not None:
         return found, ""

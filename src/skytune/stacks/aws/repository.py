@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from ...report.text import size
+from ...common.text import size
 from .account import Account, code, owner, tags
 from .names import Names
 from .reporting import Done

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from ...common.text import size
 from ...config import UserError
-from ...report.text import size
 from . import bucket, repository, role
 from .account import Account, spoken
 from .names import Names

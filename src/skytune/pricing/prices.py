@@ -26,6 +26,10 @@ class Price:
     source: str
     """Where it comes from, in a few words."""
 
+    def hourly(self, nodes: int) -> float | None:
+        """USD an hour of so many machines."""
+        return None if self.usd_per_hour is None else self.usd_per_hour * nodes
+
 
 def price_of(
     instance: str, spot: bool, design: BenchmarkConfig, usd_per_hour: float | None = None, clients: Any = None
@@ -71,7 +75,7 @@ def aws_price(instance: str, spot: bool, region: str, clients: Any = None) -> fl
     make = clients or (lambda service, where: boto3.client(service, region_name=where))
     try:
         if spot:
-            return _newest_spot(make("ec2", region), instance)
+            return min((price for price, _ in spot_prices(make("ec2", region), instance)), default=None)
         return _on_demand(make("pricing", PRICING_REGION), instance, region)
     except ClientError as error:
         raise UserError(f"benchmark.price_source=aws: AWS refuses: {error}") from error
@@ -111,8 +115,12 @@ def _usd_per_hour(terms: Mapping[str, Any]) -> set[float]:
     return {price for price in usd if price > 0}  # a product without a price of its own is listed at 0
 
 
-def _newest_spot(client: Any, instance: str) -> float | None:
-    """Return the lowest of the zones' newest spot prices."""
+def spot_prices(client: Any, instance: str) -> list[tuple[float, str]]:
+    """Return (USD an hour, zone) as of now, the cheapest first; empty where there is no spot market.
+
+    Args:
+        client: AWS's, for EC2 in a region.
+    """
     newest: dict[str, tuple[Any, float]] = {}
     pages = client.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=[instance], ProductDescriptions=["Linux/UNIX"], StartTime=datetime.now(UTC)
@@ -122,4 +130,4 @@ def _newest_spot(client: Any, instance: str) -> float | None:
             zone, at = entry["AvailabilityZone"], entry["Timestamp"]
             if zone not in newest or at > newest[zone][0]:
                 newest[zone] = (at, float(entry["SpotPrice"]))
-    return min((price for _, price in newest.values()), default=None)
+    return sorted((price, zone) for zone, (_, price) in newest.items())

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from skytune.config import BenchmarkConfig, NotReachable, PriceSource, UserError
-from skytune.launch.catalog import catalog_price
-from skytune.launch.prices import PRICING_REGION, Price, aws_price, price_of
+from skytune.pricing.catalog import catalog_price
+from skytune.pricing.prices import PRICING_REGION, Price, aws_price, price_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -162,7 +162,7 @@ g6.xlarge,L4,1.0,4.0,16.0,,0.8048,,us-east-1,use1-az1,x86_64
 """
 
 ASK = """
-from skytune.launch.catalog import catalog_price
+from skytune.pricing.catalog import catalog_price
 print([catalog_price(*words) for words in (
     ("g5.xlarge", False, "us-east-1"), ("g5.xlarge", True, "us-east-1"), ("g5.xlarge", False, "eu-west-1"),
     ("g9.xlarge", False, "us-east-1"), ("g6.xlarge", True, "us-east-1"), ("g6.xlarge", False, "eu-west-1"))])

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..common import text
 from ..job import read_json
-from . import text
 
 RECORD = "cost.json"
 """In a job's outputs, written by a launcher that brings machines."""
@@ -25,22 +25,27 @@ NO_MACHINE = "no machine"
 """How an attempt ended that got none: nothing was paid."""
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Attempt:
     """One start of a job on machines that are paid for."""
 
-    phases: Mapping[str, float]
-    """Paid seconds by phase, `_s` at the end of the names as in `result.json`: `provision_s`, `setup_s`, ..."""
-
-    usd_per_hour: float | None = None
-    """What was paid for one machine; None where nobody knows."""
-
-    machines: int = 1
     machine: str = "this machine"
     """For people."""
 
+    nodes: int = 1
+    """How many there are."""
+
+    hourly_usd: float | None = None
+    """What an hour of all of them together costs; None where nobody knows."""
+
+    instance_type: str = ""
+    """The cloud's name of the machine."""
+
     ended: str = ""
     """`completed`, `preempted`, `failed`, ..."""
+
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Paid seconds by phase, `_s` at the end of the names as in `result.json`: `provision_s`, `setup_s`, ..."""
 
     source: str = ""
     """Where the price comes from."""
@@ -51,9 +56,23 @@ class Attempt:
         return float(sum(self.phases.values()))
 
     @property
+    def usd_per_hour(self) -> float | None:
+        """What was paid for an hour of one machine."""
+        if self.ended == NO_MACHINE:
+            return 0.0
+        return None if self.hourly_usd is None else self.hourly_usd / self.nodes
+
+    @property
     def usd(self) -> float | None:
-        """Dollars of all machines together."""
-        return None if self.usd_per_hour is None else self.seconds / 3600 * self.usd_per_hour * self.machines
+        """Dollars of all machines together, from the first request to the last machine's end: a little more than a
+        cloud asks for, since machines begin to cost only when they run."""
+        return self.usd_of(self.seconds)
+
+    def usd_of(self, seconds: float) -> float | None:
+        """Dollars of so many seconds."""
+        if self.ended == NO_MACHINE:
+            return 0.0
+        return None if self.hourly_usd is None else seconds / 3600 * self.hourly_usd
 
 
 @dataclass(frozen=True)
@@ -89,9 +108,8 @@ class Cost:
             return None
         found: dict[str, float] = {}
         for attempt in self.attempts:
-            rate = (attempt.usd_per_hour or 0.0) * attempt.machines / 3600
             for name, seconds in attempt.phases.items():
-                found[name] = found.get(name, 0.0) + seconds * rate
+                found[name] = found.get(name, 0.0) + (attempt.usd_of(seconds) or 0.0)
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,15 +121,14 @@ class Cost:
             "paid_s": round(self.seconds, 3),
             "attempts": len(self.attempts),
             "machine": last.machine if last else None,
-            "machines": last.machines if last else None,
+            "machines": last.nodes if last else None,
         }
         if last is not None and last.source == RENTED:
             before = [attempt.usd for attempt in self.attempts[:-1]]
             spent = {**last.phases, "lost_s": sum(attempt.seconds for attempt in self.attempts[:-1])}
-            rate = None if last.usd_per_hour is None else last.usd_per_hour * last.machines / 3600
             for name, seconds in spent.items():
                 values[name] = round(seconds, 3)
-                usd = None if rate is None else seconds * rate
+                usd = last.usd_of(seconds)
                 if name == "lost_s":
                     usd = None if None in before else sum(part for part in before if part is not None)
                 values[f"{name.removesuffix('_s')}_usd"] = None if usd is None else round(usd, 6)
@@ -123,7 +140,7 @@ class Cost:
             return f"{text.MISSING} (nothing was measured)"
         last = self.attempts[-1]
         count = f" in {len(self.attempts)} attempts" if len(self.attempts) > 1 else ""
-        several = f"{last.machines} x " if last.machines > 1 and not last.machine.startswith(f"{last.machines}") else ""
+        several = f"{last.nodes} x " if last.nodes > 1 and not last.machine.startswith(f"{last.nodes}") else ""
         span = f"{text.duration(self.seconds)}{count} on {several}{last.machine}"
         if self.usd is None:
             own = " (compute.usd_per_hour tells what this machine costs)" if last.machine == "this machine" else ""
@@ -172,18 +189,20 @@ def recorded(run_folder: str | Path | None) -> list[Attempt]:
     return _attempts(read_json(path)) if path is not None and path.is_file() else []
 
 
+def attempt_of(entry: Mapping[str, Any]) -> Attempt:
+    """Return an attempt as a launcher or an experiment wrote it down."""
+    known = {
+        key: entry[key]
+        for key in ("machine", "hourly_usd", "instance_type", "ended", "source")
+        if entry.get(key) not in (None, "")
+    }
+    nodes, phases = int(entry.get("nodes") or 1), dict(entry.get("phases") or {})
+    return Attempt(**{"machine": "a machine", "source": RENTED, **known}, nodes=nodes, phases=phases)
+
+
 def _attempts(record: Any) -> list[Attempt]:
     entries = record.get("attempts") if isinstance(record, Mapping) else None
-    return [_attempt(entry) for entry in entries or []]
-
-
-def _attempt(entry: Mapping[str, Any]) -> Attempt:
-    nodes, hourly, ended = int(entry.get("nodes") or 1), entry.get("hourly_usd"), str(entry.get("ended") or "")
-    if ended == NO_MACHINE:
-        hourly = 0.0
-    each = None if hourly is None else hourly / nodes
-    machine = str(entry.get("machine") or "a machine")
-    return Attempt(dict(entry.get("phases") or {}), each, nodes, machine, ended=ended, source=RENTED)
+    return [attempt_of(entry) for entry in entries or []]
 
 
 def cost_of(result: Mapping[str, Any], usd_per_hour: float | None = None) -> Cost:
@@ -205,5 +224,7 @@ def cost_of(result: Mapping[str, Any], usd_per_hour: float | None = None) -> Cos
     if spent.get("starts", 1) > 1 and lost > 0:
         # Earlier starts that were preempted or killed; training they did is in `train_s` already, which goes on.
         count = int(spent["starts"]) - 1
-        before = [Attempt({"earlier_s": lost / count}, usd_per_hour, ended="ended early")] * count
-    return Cost([*before, Attempt(phases, usd_per_hour, ended=str(result.get("status", "")), source=source)])
+        earlier = {"earlier_s": lost / count}
+        before = [Attempt(phases=earlier, hourly_usd=usd_per_hour, ended="ended early")] * count
+    last = Attempt(phases=phases, hourly_usd=usd_per_hour, ended=str(result.get("status", "")), source=source)
+    return Cost([*before, last])

@@ -9,20 +9,28 @@ from hypothesis import strategies as st
 
 from skytune.config import UserError
 from skytune.job import write_json
-from skytune.report.cost import RECORD, Attempt, Cost, cost_of, dollars, recorded
+from skytune.pricing.cost import RECORD, Attempt, Cost, cost_of, dollars, recorded
 
 SPANS = st.lists(st.floats(0, 1e5), min_size=1, max_size=5)
 
 
 def test_half_an_hour_and_a_quarter_at_1_20_are_90_cents() -> None:
-    cost = Cost([Attempt({"train_s": 30 * 60.0}, 1.20, ended="preempted"), Attempt({"train_s": 15 * 60.0}, 1.20)])
+    cost = Cost(
+        [
+            Attempt(phases={"train_s": 30 * 60.0}, hourly_usd=1.2, ended="preempted"),
+            Attempt(phases={"train_s": 15 * 60.0}, hourly_usd=1.2),
+        ]
+    )
     assert cost.usd == pytest.approx(0.90)
     assert cost.line() == "$0.90: 45 min 00 s in 2 attempts on this machine at $1.20 an hour"
 
 
 @given(SPANS, st.floats(0.01, 100), st.integers(1, 8))
 def test_dollars_add_up_by_phase_by_machine_and_by_attempt(spans: list[float], price: float, machines: int) -> None:
-    attempts = [Attempt({"setup_s": span / 4, "train_s": span}, price, machines) for span in spans]
+    attempts = [
+        Attempt(phases={"setup_s": span / 4, "train_s": span}, hourly_usd=price * machines, nodes=machines)
+        for span in spans
+    ]
     cost = Cost(attempts)
     assert cost.usd == pytest.approx(sum(spans) * 1.25 / 3600 * price * machines)
     assert sum((cost.usd_by_phase or {}).values()) == pytest.approx(cost.usd)
@@ -31,7 +39,10 @@ def test_dollars_add_up_by_phase_by_machine_and_by_attempt(spans: list[float], p
 
 @given(SPANS, st.integers(0, 4))
 def test_one_unknown_price_makes_the_sum_unknown(spans: list[float], which: int) -> None:
-    attempts = [Attempt({"train_s": span}, None if i == which % len(spans) else 1.0) for i, span in enumerate(spans)]
+    attempts = [
+        Attempt(phases={"train_s": span}, hourly_usd=None if i == which % len(spans) else 1.0)
+        for i, span in enumerate(spans)
+    ]
     cost = Cost(attempts)
     assert cost.usd is None and cost.usd_by_phase is None
     assert cost.line().startswith("n/a, no price known")
