@@ -194,4 +194,4 @@ def test_the_embedded_default_needs_no_hub(ask):
         pytest.skip("the extra demo is not installed")
     found, said, _ = ask("resolve", "prepare", data={"max_rows": 50}, HF_HUB_OFFLINE="1")
     assert found["prepare"] == [50, 853, 853, ["negative", "positive"], "cut from train (there is none)"]
-    assert said == "data: 50 train, 853 validation, 853 test rows\n"
+    assert said == "data: 50 train, 853 validation, 853 test rows; 2 classes: negative (4,265), positive (4,265)\n"

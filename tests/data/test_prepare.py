@@ -259,7 +259,30 @@ def test_rows_keep_their_number_after_bad_ones_were_dropped(files, table, model)
     rows = numbered(40)
     rows[3], rows[9] = ("", "0"), ("this film", "7")
     with pytest.raises(UserError, match=r"a.tsv, row 10: label 7"):
-        prepare(files(table("a.tsv", rows), bad_rows=BadRows.drop), model, 1, {})
+        prepare(files(table("a.tsv", rows), bad_rows=BadRows.drop, labels=["0", "1"]), model, 1, {})
+
+
+def test_rows_without_a_label_are_named_or_dropped(files, table, model):
+    rows, more = numbered(40), numbered(8, 100)
+    rows[3], more[1] = (rows[3][0], ""), (more[1][0], "-1")
+    train, test = table("a.tsv", rows), table("t.tsv", more)
+    with pytest.raises(UserError, match=r"a.tsv, row 4: has no label .*; data.bad_rows=drop leaves such rows out"):
+        prepare(files(train, test=test), model, 1, {})
+    found = prepare(files(train, test=test, bad_rows=BadRows.drop), model, 1, {})
+    assert (found.notes["dropped_bad_rows"], found.notes["rows_read"], len(found.test)) == (2, 39, 7)
+
+
+def test_the_classes_are_told_with_their_rows(files, table, model, caplog):
+    caplog.set_level("INFO")
+    prepare(files(table("a.tsv", numbered(60, names=("5", "1", "1")))), model, 1, {})
+    assert "48 train, 6 validation, 6 test rows; 2 classes: 1 (40), 5 (20)" in caplog.text
+
+
+def test_a_trained_models_classes_number_the_rows(files, table, model):
+    rows = numbered(40, names=("pos", "neg"))
+    found = prepare(files(table("a.tsv", rows)), model, 1, {}, ["pos", "so so", "neg"])
+    assert found.labels == found.test.features["labels"].names == ["pos", "so so", "neg"]
+    assert set(found.train["labels"][:].tolist()) == {0, 2}
 
 
 def test_nothing_left_after_dropping_bad_rows(files, table, model):

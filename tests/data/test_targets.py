@@ -57,6 +57,12 @@ def uneven():
     return [{"text": "a", "label": 0}, {"text": "b"}]
 
 
+def transformed():
+    data = one()
+    data.set_transform(lambda batch: {**batch, "text": [text.upper() for text in batch["text"]]})
+    return data
+
+
 def stream():
     return one().to_iterable_dataset()
 
@@ -125,6 +131,7 @@ def test_other_tensors_keep_their_shape(own, model):
         # Case 27: a stream cannot be shared out so that each row is seen once and all processes take as many steps.
         ("stream", {}, r"a split is a IterableDataset, which has no length"),
         ("empty", {}, r"a split has 0 rows"),
+        ("transformed", {}, r"the split 'train' has a transform .*: apply it with .map\(\)"),
         ("tuples", {}, r"row 1: is a tuple; every row must be a dictionary"),
         ("uneven", {}, r"row 2: is columns text; every row must be a dictionary of the same columns"),
         (

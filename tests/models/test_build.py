@@ -140,9 +140,40 @@ def test_a_head_that_fits_is_kept(families, tmp_path, caplog):
     wider = build_model(ModelConfig(name=str(tmp_path / "trained")), None, [*LABELS, "best"], 2)
     assert wider.classifier.weight.shape == (4, 16)
     assert "classifier" in caplog.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_for_these_classes_in_another_order_gives_each_class_its_own_logit(families, family, tmp_path, caplog):
+    from skytune.models import save_model
+
+    trained = build_model(ModelConfig(name=families[family], dropout=0), None, LABELS, 1, families[family])
+    save_model(trained, tmp_path / "trained", families[family])
+    caplog.set_level(logging.INFO)
     caplog.clear()
-    build_model(ModelConfig(name=str(tmp_path / "trained")), None, [f"not {name}" for name in LABELS], 2)
-    assert "was trained for the classes" in caplog.text
+    again = build_model(ModelConfig(name=str(tmp_path / "trained"), dropout=0), None, ["great", "Bad", "fine"], 2)
+    assert torch.equal(again(**batch()).logits, trained(**batch()).logits[:, [2, 0, 1]])
+    assert again.config.label2id == {"great": 0, "Bad": 1, "fine": 2}
+    assert "put into the order great, Bad, fine" in caplog.text
+
+
+def test_a_head_for_other_classes_is_not_taken_for_these(families, tmp_path, caplog):
+    from skytune.models import save_model
+
+    trained = build_model(ModelConfig(name=families["bert"]), None, LABELS, 1)
+    save_model(trained, tmp_path / "trained", families["bert"])
+    config = ModelConfig(name=str(tmp_path / "trained"))
+    caplog.set_level(logging.INFO)
+    for labels in (["bad", "fine", "best"], ["a", "b", "c"]):
+        caplog.clear()
+        other = build_model(config, None, labels, 2)
+        assert not torch.equal(other.classifier.weight, trained.classifier.weight)
+        assert torch.equal(other.bert.pooler.dense.weight, trained.bert.pooler.dense.weight)
+        assert torch.equal(flat(other), flat(build_model(config, None, labels, 2)))
+        assert "classifier.bias, classifier.weight are new" in caplog.text
+        assert "is for bad, fine, great, not for" in caplog.text
+    caplog.clear()
+    assert torch.equal(flat(build_model(config, None, ["0", "1", "2"], 2)), flat(trained))
+    assert "is for bad, fine, great, taken as 0, 1, 2, in this order" in caplog.text
 
 
 def test_a_model_without_padding_token_gets_the_tokenizers(families):

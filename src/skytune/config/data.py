@@ -1,5 +1,7 @@
 """`data`: where sentences and labels come from, how they are split, and how much of them is used."""
 
+import json
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -63,10 +65,16 @@ class DataConfig:
     """Column with a second text, for sentence-pair tasks."""
 
     label: str = "label"
-    """Column with the class: integers from 0, or names."""
+    """Column with the class: names, or whole numbers."""
 
     labels: list[str] | None = None
-    """Class names in the order of their numbers; empty means: what the data says (sorted)."""
+    """Class names in their order. What stands in the column is looked for among them; only where nothing is found, and
+    no name is a number, numbers from 0 are their positions. Empty means: what the data set declares, else what stands
+    in the column, sorted."""
+
+    label_map: Any = None
+    """What stands in the column, or a class's name, to the class that it counts as: `{1:bad,2:good}`,
+    `{Pos:pos,"n/a":neg}`. What is not in it stays as it is."""
 
     validation_fraction: float = 0.1
     """Share of train that is cut off, stratified, when there is no validation split."""
@@ -126,9 +134,30 @@ class DataConfig:
             raise ConfigError(f"data.seed={self.seed}: must lie between 0 and 2**32 - 1")
         if self.max_length is not None and self.max_length < 4:
             raise ConfigError(f"data.max_length={self.max_length}: must be at least 4 tokens")
+        self.label_map = _mapping("data.label_map", self.label_map)
         if self.labels is not None and len(set(self.labels)) != len(self.labels):
             raise ConfigError(f"data.labels={self.labels}: a class is named twice")
         if self.labels is not None and len(self.labels) < 2:
             raise ConfigError(f"data.labels={self.labels}: at least two classes are needed")
         if self.text == self.label:
             raise ConfigError(f"data.text and data.label are the same column '{self.text}'")
+
+
+_SIDE = r"""\s*("(?:[^"\\]|\\.)*"|[^":,{}]+?)\s*"""
+_PAIR = re.compile(rf"{_SIDE}:{_SIDE}(?:,|$)")
+
+
+def _mapping(key: str, value: Any) -> dict[str, str] | None:
+    """Return texts by text, from a mapping or from one as text: Hydra's grammar has no quoted keys."""
+    if isinstance(value, str):
+        text = value.strip().removeprefix("{").removesuffix("}").strip()
+        pairs, end = [], 0
+        while end < len(text) and (found := _PAIR.match(text, end)):
+            pairs.append([json.loads(side) if side[0] == '"' else side for side in found.groups()])
+            end = found.end()
+        value = dict(pairs) if pairs and end == len(text) else text
+    if value is None or value == {}:
+        return None
+    if not isinstance(value, dict) or any(isinstance(name, dict | list) or name is None for name in value.values()):
+        raise ConfigError(f'{key}={value}: must be pairs like {{1:bad,2:good}} (quote odd texts: {{"n/a":bad}})')
+    return {str(text): str(name) for text, name in value.items()}

@@ -8,11 +8,16 @@ import pyarrow as pa
 from ..config import ConfigError, DataConfig, DataSource, UserError
 from ..models.quiet import quiet
 from ..models.source import first_line
-from .rows import Rows, text_column
+from .rows import Rows, named_labels, text_column
 
 
 def from_dataset(dataset: Any, config: DataConfig, name: str) -> Rows:
     """Return the rows of a `datasets.Dataset`: texts where it has the column, else all its columns as they are."""
+    if dataset.format["type"] == "custom":
+        raise UserError(
+            f"the split '{name}' has a transform (set_transform, with_transform), which would be left out: apply it "
+            "with .map(), or return a torch Dataset that applies it"
+        )
     present = list(dataset.column_names)
     names_of_label = [config.label]
     if config.source is DataSource.target and config.label == DataConfig.label:
@@ -23,6 +28,8 @@ def from_dataset(dataset: Any, config: DataConfig, name: str) -> Rows:
     rows = Rows(name=name, names=names, parts=[(name, len(dataset))], columns=present)
     if label:
         rows.label = _column(dataset, label)
+        if names is not None:
+            rows.label = named_labels(rows.label, names)
     if config.text in present:
         rows.text = text_column(_column(dataset, config.text), config.text, name)
         if config.text_pair:

@@ -12,7 +12,7 @@ import pyarrow.parquet
 from ..common.json import load_json
 from ..config import BadRows, ConfigError, DataConfig, UserError
 from ..models.source import first_line
-from .rows import Rows, text_column
+from .rows import Rows, named_labels, text_column
 
 BLOCK = 64 * 1024 * 1024
 """Bytes that the csv reader parses at once: no single row may be longer."""
@@ -153,7 +153,21 @@ def _parquet(data: bytes, path: str, config: DataConfig) -> Rows:
         table.validate(full=True)  # Parquet's writers may leave broken UTF-8
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{path}: is no readable Parquet file: {first_line(error)}") from error
-    return _rows(path, table.num_rows, config, {name: table[name] for name in wanted}, file.schema_arrow.names)
+    rows = _rows(path, table.num_rows, config, {name: table[name] for name in wanted}, file.schema_arrow.names)
+    rows.names = _declared(file.schema_arrow, config.label)
+    if rows.names and rows.label is not None:
+        rows.label = named_labels(rows.label, rows.names)
+    return rows
+
+
+def _declared(schema: pa.Schema, label: str) -> list[str] | None:
+    """Return the class names that Hugging Face's `datasets` wrote beside a file's schema; None where there are none."""
+    try:
+        feature = load_json((schema.metadata or {})[b"huggingface"])["info"]["features"][label]
+        names = feature["names"] if feature["_type"] == "ClassLabel" else None
+    except (KeyError, TypeError, ValueError):
+        return None
+    return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
 
 
 def _columns(present: list[str], path: str, config: DataConfig) -> list[str]:

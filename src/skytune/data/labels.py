@@ -1,88 +1,113 @@
-"""Labels: which classes there are, in which order, and every row's number; anything that is not one is named."""
+"""Labels: which classes there are, in which order, and every row's number; anything that is not one is named.
 
+What stands in a column is compared as text: names first. A number is a class's position only where `data.labels` (or
+the data set) names classes and no name is that number.
+"""
+
+import logging
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..config import ConfigError, UserError
+from ..config import ConfigError, DataConfig, UserError
+from ..models.classes import are_unnamed, label_map_word, labels_word, match_classes, whole_number
 from .rows import Rows
 
 MISSING = -1
 """The number of a label that is not known, as in GLUE's test splits."""
 
-NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
+NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+SHOWN = 10
+"""Classes that a message names."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a data set."""
+    """The classes of a data set, and what stands for them in its columns."""
 
     names: list[str]
     """Class names in the order of their numbers."""
 
-    by_name: bool
-    """Whether the data says names (else: numbers from 0)."""
+    label_map: dict[str, str] = field(default_factory=dict)
+    """`data.label_map`: what stands in a column, to what it counts as."""
+
+    aliases: dict[str, int] = field(default_factory=dict)
+    """Class numbers by what else stands for them: names that `data.labels` or a model replaces; positions."""
 
     def __str__(self) -> str:
-        plain = self.by_name or self.names == [str(number) for number in range(len(self.names))]
-        shown = self.names if plain else [f"{number}={name}" for number, name in enumerate(self.names)]
-        return ", ".join(shown[:10]) + (", ..." if len(shown) > 10 else "")
+        numbers = {number: text for text, number in self.aliases.items() if whole_number(text) is not None}
+        return shorten(f"{numbers[n]}={name}" if n in numbers else name for n, name in enumerate(self.names))
+
+    def numbers_of(self, texts: list[str]) -> list[int | None]:
+        """Return the class number of each text of a column; None where it is no class."""
+        texts = [_mapped(text, self.label_map) for text in texts]
+        return [self.aliases.get(t) if n is None else n for t, n in zip(texts, _named(texts, self.names), strict=True)]
 
 
 @dataclass(frozen=True)
-class Raw:
+class Labels:
     """A label column, each different value once."""
 
     codes: np.ndarray
-    """Position in `values` of every row."""
+    """Position in `texts` of every row."""
 
-    values: list[int | str | float | None]
-    """What stands there: whole numbers, names, None where nothing is known; a float is not whole and is an error."""
+    texts: list[str | None]
+    """What stands there; None where nothing is known."""
 
-    def row_of(self, code: int) -> int:
+    def row_of(self, text: str) -> int:
         """Return the first row with this value."""
-        return int(np.flatnonzero(self.codes == code)[0])
+        return int(np.isin(self.codes, [code for code, found in enumerate(self.texts) if found == text]).argmax())
+
+    def present(self) -> list[str]:
+        """Return the different texts."""
+        return list(dict.fromkeys(text for text in self.texts if text is not None))
+
+    def lacking(self) -> np.ndarray:
+        """Return which rows have no label."""
+        return np.array([text is None for text in self.texts])[self.codes]
 
 
-def find_classes(rows: Rows, given: list[str] | None) -> Classes:
+def find_classes(rows: Rows, config: DataConfig, known: list[str] | None = None) -> Classes:
     """Decide the classes from the train split.
 
-    Names that are given (or declared by the data set) set the order; else names are sorted, and numbers must run
-    from 0 without a gap.
+    `data.labels` sets names and order, else what the data set declares. Else whole numbers are classes named by their
+    numbers, in numeric order, and anything else is a name, sorted.
 
     Args:
         rows: the whole train split, before anything is cut off.
-        given: `data.labels`.
+        config: `labels` and `label_map`.
+        known: the classes of a trained model; the data's must be among them, and get its numbers.
 
     Raises:
-        UserError: a label is missing or not a whole number, numbers with a gap, fewer than two classes.
-        ConfigError: `data.labels` does not fit the names that the data set declares.
+        UserError: a label is missing or a fraction, or there are fewer than two classes.
+        ConfigError: `data.labels` does not fit what stands in the column, or `known`.
     """
     if len(rows) == 0:
         raise UserError(f"{rows.name}: 0 rows are left, nothing to train on")
-    raw = _raw(rows)
-    _no_missing(rows, raw)
-    if given is not None and rows.names is not None and len(given) != len(rows.names):
-        raise ConfigError(f"data.labels={given}: the data set has {len(rows.names)} classes: {', '.join(rows.names)}")
-    # As a set: " a" and "a", "1" and "1.0" are the same class, but different entries of the column.
-    values = {value for value in raw.values if value is not None}
-    names = given if given is not None else rows.names
-    numbers = all(isinstance(value, int) for value in values)
-    if names is not None:
-        known = set(names)
-        by_name = not numbers or (rows.names is None and all(str(value) in known for value in values))
-        classes = Classes(list(names), by_name)
-    elif numbers:
-        _check_gap(rows, raw)
-        classes = Classes([str(number) for number in range(len(values))], by_name=False)
-    else:
-        classes = Classes(sorted(str(value) for value in values), by_name=True)
-    numbered = encode(rows, classes)
-    present = np.unique(numbered)
+    label_map = config.label_map or {}
+    labels = read_labels(rows, config)
+    labelled(rows, np.where(labels.lacking(), MISSING, 0), whole=False)
+    given, declared = (_all_mapped(names, label_map) for names in (config.labels, rows.names))
+    names = given or declared or _found(rows, labels, label_map)
+    aliases: dict[str, int] = {}
+    if given and declared:
+        aliases = _renamed(declared, given, label_map)
+    elif given:
+        aliases = _positions([text for text in labels.present() if _mapped(text, label_map) == text], given)
+    if rows.names and not any(map(NUMBER.fullmatch, names)):  # other splits may have its numbers
+        whole = Classes(names, label_map, aliases).numbers_of(rows.names)
+        aliases |= {str(place): number for place, number in enumerate(whole) if number is not None}
+    classes = Classes(names, label_map, aliases)
+    present = np.unique(encode(rows, classes))
+    if known is not None:
+        return _adopt(classes, known, stated=bool(given or declared))
     if len(present) < 2:
         raise UserError(
             f"{rows.name}: all {len(rows):,} rows have the label '{classes.names[present[0]]}': "
@@ -95,26 +120,26 @@ def encode(rows: Rows, classes: Classes) -> np.ndarray:
     """Return every row's class number (int64); -1 where the label is not known.
 
     Raises:
-        UserError: a label outside the classes; the message names it and its row.
+        UserError: a label outside the classes; the message names it, its row and the way out.
     """
     if rows.label is None:
         return np.full(len(rows), MISSING, dtype=np.int64)
-    raw = _raw(rows)
-    position = {name: number for number, name in enumerate(classes.names)}
-    table = np.full(len(raw.values) + 1, MISSING, dtype=np.int64)
-    for code, value in enumerate(raw.values):
-        if value is None:
-            continue
-        if classes.by_name and str(value) in position:
-            table[code] = position[str(value)]
-        elif not classes.by_name and isinstance(value, int) and 0 <= value < len(classes.names):
-            table[code] = value
-        else:
-            raise UserError(
-                f"{rows.where(raw.row_of(code))}: label {value!r} is not one of the {len(classes.names)} classes "
-                f"({classes}); data.labels names the classes"
-            )
-    return table[raw.codes]
+    labels = _read(rows, {*classes.names, *classes.label_map, *classes.aliases})
+    texts = labels.present()
+    numbers = dict(zip(texts, classes.numbers_of(texts), strict=True))
+    outside = [text for text in texts if numbers[text] is None]
+    if outside:
+        first = min(outside, key=labels.row_of)
+        pairs = _pairs(outside, [None] * len(outside), classes.names)
+        ways = f"{label_map_word([*classes.label_map.items(), *pairs])} counts it as '{dict(pairs)[first]}'"
+        if not classes.aliases:
+            ways += f", {labels_word([*classes.names, *outside])} makes it a class"
+        raise UserError(
+            f"{rows.where(labels.row_of(first))}: label {first if NUMBER.fullmatch(first) else repr(first)} is not one "
+            f"of the {len(classes.names)} classes ({classes}); {ways}"
+        )
+    table = [MISSING if text is None else numbers[text] for text in labels.texts]
+    return np.array(table, dtype=np.int64)[labels.codes]
 
 
 def labelled(rows: Rows, numbers: np.ndarray, whole: bool) -> bool:
@@ -133,63 +158,156 @@ def labelled(rows: Rows, numbers: np.ndarray, whole: bool) -> bool:
         return True
     if lacking.all() and whole:
         return False
+    way = (
+        ""
+        if lacking.all()
+        else "; data.bad_rows=drop leaves such rows out (a -1 that is a class: name it in data.labels)"
+    )
     raise UserError(
         f"{rows.where(int(lacking.argmax()))}: has no label (empty or -1), and so have {int(lacking.sum()):,} of "
-        f"{len(numbers):,} rows of {rows.name}; only a test or validation split may come without, and then wholly"
+        f"{len(numbers):,} rows of {rows.name}; only a test or validation split may come without, and then wholly{way}"
     )
 
 
-def _raw(rows: Rows) -> Raw:
-    column: Any = rows.label
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), None, column)
-    try:
-        encoded = (
-            column.dictionary_encode().combine_chunks()
-            if not pa.types.is_dictionary(column.type)
-            else (column.unify_dictionaries().combine_chunks())
+def read_labels(rows: Rows, config: DataConfig) -> Labels:
+    """Return the label column of the train split."""
+    return _read(rows, {*(config.labels or ()), *(config.label_map or ()), *(rows.names or ())})
+
+
+def shorten(names: Iterable[str]) -> str:
+    """Return names as a person reads them: the first few."""
+    shown = list(names)
+    return ", ".join(shown[:SHOWN]) + (", ..." if len(shown) > SHOWN else "")
+
+
+def _renamed(declared: list[str], given: list[str], label_map: dict[str, str]) -> dict[str, int]:
+    """Return which of `data.labels` each class is that the data set declares: by name, or all by position."""
+    found = match_classes(declared, given)
+    if len(given) == len(declared) and not any(number is not None for number in found):
+        found = list(range(len(given)))
+    if None in found:
+        raise ConfigError(
+            f"data.labels=[{', '.join(given)}]: the data set has {len(declared)} classes: {shorten(declared)}; "
+            f"{label_map_word([*label_map.items(), *_pairs(declared, found, given)])} says which is which"
         )
+    return {name: number for name, number in zip(declared, found, strict=True) if number is not None}
+
+
+def _positions(texts: list[str], given: list[str]) -> dict[str, int]:
+    """Return which of `data.labels` each number means: none where names match, or are numbers themselves."""
+    values = [whole_number(text) for text in texts]
+    numbers = sorted({value for value in values if value is not None})
+    if None in values or not numbers or any(map(NUMBER.fullmatch, given)):
+        return {}
+    if numbers[0] > 0:  # from 0 with a class that is absent, or from 1?
+        word = label_map_word(zip(map(str, numbers), given, strict=False))
+        raise ConfigError(
+            f"data.labels=[{', '.join(given)}] names the numbers from 0, but the labels are "
+            f"{shorten(map(str, numbers))}: {word} says which is which"
+        )
+    return {str(number): number for number in range(len(given))}
+
+
+def _adopt(classes: Classes, known: list[str], stated: bool) -> Classes:
+    """Return the data's classes with the numbers that a trained model gives them: by name, else all by position.
+
+    Args:
+        stated: somebody says in which order the data's are (`data.labels`, or the data set itself).
+    """
+    found = match_classes(classes.names, known)
+    ordered = are_unnamed(classes.names) or (are_unnamed(known) and stated)
+    if ordered and len(found) <= len(known) and not any(number is not None for number in found):
+        found = list(range(len(found)))
+        log.info("data: the classes %s are the model's %s, in this order", classes, shorten(known))
+    if None in found:
+        pairs = _pairs(classes.names, found, known)
+        raise UserError(
+            f"the model's classes ({shorten(known)}) are not the data's ({shorten(classes.names)}): "
+            f"{label_map_word([*classes.label_map.items(), *pairs])} says which is which"
+        )
+    numbers = [number for number in found if number is not None]
+    aliases = {text: numbers[number] for text, number in classes.aliases.items()}
+    return Classes(list(known), classes.label_map, dict(zip(classes.names, numbers, strict=True)) | aliases)
+
+
+def _pairs(names: list[str], found: list[int | None], known: list[str]) -> list[tuple[str, str]]:
+    """Return a `data.label_map` to begin with: names that match none, each with a class that nothing matches."""
+    free = [name for number, name in enumerate(known) if number not in found] or known
+    lost = [name for name, number in zip(names, found, strict=True) if number is None]
+    same = {name.casefold(): name for name in known}
+    lost = [(name, free[place % len(free)]) for place, name in enumerate(sorted(lost, key=_in_order))]
+    return [(name, same.get(name.casefold(), other)) for name, other in lost]
+
+
+def _found(rows: Rows, labels: Labels, label_map: dict[str, str]) -> list[str]:
+    """Return the names of the classes that stand in a column, in their order."""
+    texts = _all_mapped(labels.present(), label_map) or []
+    if all(NUMBER.fullmatch(text) for text in texts):
+        for text in labels.present():
+            if not float(_mapped(text, label_map)).is_integer():
+                named = labels_word(sorted(texts, key=_in_order)) if len(texts) <= 2 * SHOWN else "data.labels"
+                raise UserError(
+                    f"{rows.where(labels.row_of(text))}: label {text} is not a whole number; {named} names such "
+                    "numbers where they are classes"
+                )
+    values = [whole_number(text) for text in texts]
+    if None in values:
+        return sorted(texts, key=_in_order)
+    written: dict[int, list[str]] = {}
+    for value, text in zip(values, texts, strict=True):
+        written.setdefault(value or 0, []).append(text)  # never None here
+    return [found[0] if len(found) == 1 else str(number) for number, found in sorted(written.items())]
+
+
+def _in_order(text: str) -> tuple[bool, float, str]:
+    """Sort numbers before names, and by what they are worth."""
+    number = NUMBER.fullmatch(text)
+    return (number is None, float(text) if number else 0.0, text)
+
+
+def _named(texts: list[str], names: list[str]) -> list[int | None]:
+    """Return the position in `names` of every text: as it stands, or as a whole number."""
+    place = {name: number for number, name in enumerate(names)}
+    worth: dict[int, int | None] = {}
+    for number, name in enumerate(names):
+        if (value := whole_number(name)) is not None:
+            worth[value] = None if value in worth else number
+    return [place[t] if t in place else worth.get(v) if (v := whole_number(t)) is not None else None for t in texts]
+
+
+def _all_mapped(names: list[str] | None, label_map: dict[str, str]) -> list[str] | None:
+    return None if names is None else list(dict.fromkeys(_mapped(name, label_map) for name in names))
+
+
+def _mapped(text: str, label_map: dict[str, str]) -> str:
+    if not label_map:
+        return text
+    (number,) = _named([text], list(label_map))
+    return text if number is None else list(label_map.values())[number]
+
+
+def _read(rows: Rows, names: set[str]) -> Labels:
+    """Return a label column; -1 in a column of numbers is a label that is not known, where it is none of `names`."""
+    column: Any = rows.label
+    try:
+        column = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     except pa.ArrowNotImplementedError as error:
         raise UserError(f"{rows.name}: labels of type {column.type} are neither names nor numbers") from error
+    encoded = column.combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], column.type).dictionary_encode()
-    values = [_value(value) for value in encoded.dictionary.to_pylist()]
-    codes = pc.fill_null(encoded.indices.cast(pa.int64()), len(values)).to_numpy(zero_copy_only=False)
-    values.append(None)
-    texts = [value for value in values if isinstance(value, str)]
-    if texts and all(NUMBER.fullmatch(text) for text in texts):
-        values = [
-            _value(float(v)) if isinstance(v, str) and "." in v else _value(int(v)) if isinstance(v, str) else v
-            for v in values
-        ]
-    raw = Raw(codes, values)
-    for code, value in enumerate(values):
-        if isinstance(value, float):
-            raise UserError(f"{rows.where(raw.row_of(code))}: label {value} is not a whole number")
-    return raw
+        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], column.type.value_type).dictionary_encode()
+    codes = pc.fill_null(encoded.indices.cast(pa.int64()), len(encoded.dictionary)).to_numpy(zero_copy_only=False)
+    used = set(np.unique(codes).tolist())
+    texts = [_text(value) if n in used else None for n, value in enumerate(encoded.dictionary.to_pylist())]
+    if str(MISSING) not in names and all(text is None or whole_number(text) is not None for text in texts):
+        texts = [None if text is not None and whole_number(text) == MISSING else text for text in texts]
+    return Labels(codes, [*texts, None])
 
 
-def _value(value: Any) -> int | str | float | None:
-    if value is None or isinstance(value, bool):
-        return None if value is None else str(value)
-    if isinstance(value, int):
-        return None if value == MISSING else value
-    if isinstance(value, float):
-        return _value(int(value)) if value.is_integer() else value
+def _text(value: Any) -> str | None:
+    """Return a value as the text that a person would write for it; None for a blank and for not a number."""
+    if value is None or value != value:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return str(value).strip() or None
-
-
-def _no_missing(rows: Rows, raw: Raw) -> None:
-    missing = np.array([value is None for value in raw.values])[raw.codes]
-    labelled(rows, np.where(missing, MISSING, 0), whole=False)
-
-
-def _check_gap(rows: Rows, raw: Raw) -> None:
-    numbers = sorted({value for value in raw.values if isinstance(value, int)})
-    for expected, number in enumerate(numbers):
-        if number != expected:
-            code = raw.values.index(number)
-            raise UserError(
-                f"{rows.where(raw.row_of(code))}: label {number}, but no row has label {expected}: numbers run from 0 "
-                "without a gap; data.labels names all classes in order (then a class may be absent)"
-            )

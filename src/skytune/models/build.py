@@ -1,12 +1,14 @@
 """A network with a classification head for the data's classes, ready to be trained; the same for the same seed."""
 
 import contextlib
+import copy
 import logging
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from ..config import ConfigError, ModelConfig, UserError
 from ..config.targets import instantiate
+from .classes import are_unnamed, match_classes, own_classes
 from .quiet import quiet
 from .source import fetch, first_line, load_config
 from .standin import AWAITS, NEW, new_parameters
@@ -153,7 +155,7 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
     from transformers import AutoModelForSequenceClassification as Auto
 
     values = load_config(config, folder)
-    trained_on = _own_classes(values)
+    head = _Head(values, labels)
     values.id2label = dict(enumerate(labels))
     values.label2id = {name: number for number, name in enumerate(labels)}
     values.problem_type = "single_label_classification"
@@ -186,24 +188,77 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
             )
         except Exception as error:
             raise UserError(f"model.name={config.name}: cannot load the weights: {first_line(error)}") from error
-    new = _check_loaded(config.name, model, found)
+    new = head.arrange(config.name, model, _check_loaded(config.name, model, found))
     if new:
         logger.info("model: %s are new (%s has none that fit), drawn from seed %d", _list(new), config.name, seed)
-    elif trained_on and trained_on != labels:
-        logger.warning(
-            "model: the head of %s was trained for the classes %s and goes on as one for %s",
-            config.name,
-            ", ".join(trained_on),
-            ", ".join(labels),
-        )
     return model, new
 
 
-def _own_classes(values: Any) -> list[str]:
-    """Return the class names that a model's configuration brings; [] for the library's own LABEL_0, LABEL_1."""
-    named = getattr(values, "id2label", None) or {}
-    names = [str(name) for _, name in sorted(named.items(), key=lambda item: int(item[0]))]
-    return [] if all(name == f"LABEL_{number}" for number, name in enumerate(names)) else names
+class _Head:
+    """A head that a file may hold, for classes of its own, and the data's classes that it is to go on with."""
+
+    def __init__(self, values: Any, labels: list[str]) -> None:
+        self.trained_on, self.labels = own_classes(values.id2label), labels
+        self.places = match_classes(labels, self.trained_on)
+        numbers = are_unnamed(self.trained_on) or (are_unnamed(labels) and not any(n is not None for n in self.places))
+        self.by_position = numbers and len(labels) == len(self.trained_on)
+        """Where one side says only numbers, both are taken to be in the same order."""
+
+    def arrange(self, name: str, model: Any, new: set[str]) -> set[str]:
+        """Give every class its part of a head that was loaded; one for other classes is drawn anew.
+
+        Args:
+            name: the model, for messages.
+            model: the network.
+            new: its parameters that no file held.
+
+        Returns:
+            The parameters that are new now.
+        """
+        import torch
+
+        theirs, ours = ", ".join(self.trained_on), ", ".join(self.labels)
+        if self.by_position:
+            if not new and not are_unnamed(self.trained_on):
+                logger.warning("model: the head of %s is for %s, taken as %s, in this order", name, theirs, ours)
+            return new
+        if None in self.places and not are_unnamed(self.trained_on):
+            logger.info("model: %s is for %s, not for %s (data.label_map says which is which)", name, theirs, ours)
+        if len(self.labels) != len(self.trained_on) or self.places == list(range(len(self.labels))):
+            return new
+        loaded = {key: place for key, place in _class_dimensions(model.config).items() if key not in new}
+        for key, dimension in loaded.items():
+            parameter, owner = model.get_parameter(key), model.get_submodule(key.rpartition(".")[0])
+            with torch.no_grad():
+                if None not in self.places:
+                    parameter.copy_(parameter.index_select(dimension, torch.tensor(self.places)))
+                    continue
+                parameter.zero_()
+                parameter._is_hf_initialized = False
+                model._init_weights(owner)
+                parameter._is_hf_initialized = True
+        if None not in self.places:
+            logger.info("model: the head of %s is for %s: put into the order %s", name, theirs, ours)
+            return new
+        return new | set(loaded)
+
+
+def _class_dimensions(values: Any) -> dict[str, int]:
+    """Return the parameters that have a part for every class, and the dimension that counts the classes."""
+    import torch
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    shapes = []
+    for more in (0, 1):
+        config = copy.deepcopy(values)
+        config.num_labels = values.num_labels + more
+        with torch.device("meta"):
+            shapes.append({name: tensor.shape for name, tensor in Auto.from_config(config).named_parameters()})
+    return {
+        name: next(place for place, (a, b) in enumerate(zip(shape, shapes[1][name], strict=True)) if a != b)
+        for name, shape in shapes[0].items()
+        if shape != shapes[1][name]
+    }
 
 
 def _check_loaded(name: str, model: Any, found: Any) -> set[str]:

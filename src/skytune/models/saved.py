@@ -14,6 +14,7 @@ from ..config import UserError
 from ..config.secrets import refuse_named
 from ..config.targets import instantiate
 from ..job import write_json
+from .classes import own_classes
 from .quiet import quiet
 from .source import fetch, first_line
 
@@ -100,12 +101,11 @@ def saved_model(folder: Folder, key: str = "checkpoint") -> SavedModel:
     try:
         values = load_json((found / "config.json").read_bytes(), dict)
         trained = any("ForSequenceClassification" in name for name in values.get("architectures") or [])
-        names = {int(number): str(name) for number, name in (values.get("id2label") or {}).items()}
+        labels = own_classes(values.get("id2label")) or ["0", "1"]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{key}={folder}: its config.json is damaged: {first_line(error)}") from error
     if not trained:
         raise UserError(f"{key}={folder}: holds no trained classifier (its config.json names none); train it first")
-    labels = [names[number] for number in sorted(names)] or ["0", "1"]
     return SavedModel(str(found), labels, None, _has_tokenizer(found))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from .. import data, models
-from ..config import DataSource, Pipeline, RunConfig, UserError, to_dict
+from ..config import DataSource, Pipeline, RunConfig, to_dict
 from ..config.targets import locate
 from ..config.tracking import refuse_missing_trackers
 from ..config.trust import approve, flat
@@ -32,7 +32,7 @@ def validated(config: RunConfig) -> RunConfig:
 
 
 def _resolved(config: RunConfig) -> RunConfig:
-    """Return the configuration with what `pipeline=evaluate` implies: the checkpoint's own tokenizer and classes.
+    """Return the configuration with what `pipeline=evaluate` implies: the checkpoint's own tokenizer.
 
     Raises:
         UserError: the checkpoint is no model.
@@ -44,14 +44,7 @@ def _resolved(config: RunConfig) -> RunConfig:
         own = [str(value).rpartition(".")[0] for key, value in flat(to_dict(config)) if key.endswith("_target_")]
         where = f"checkpoint={config.checkpoint.path}: its {models.TARGET_FILE}"
         approve({"model._target_": saved.target}, [*config.plugins, *own], config.trust, where)
-    labels = saved.labels
-    if config.data.labels and set(config.data.labels) != set(labels):
-        raise UserError(
-            f"the model's classes ({', '.join(labels)}) are not the data's ({', '.join(config.data.labels)}): "
-            f"data.labels=[{','.join(labels)}] renames the data's, in the order of their numbers"
-        )
-    data = replace(config.data, labels=labels) if not config.data.labels else config.data
     model = replace(config.model, name=saved.folder, revision=None, tokenizer=None)
     if saved.target:  # a network of the user's own; its tokenizer, where it has one, lies beside it all the same
         model = replace(model, _target_=saved.target, tokenizer=saved.folder if saved.tokenizer else None)
-    return replace(config, data=data, model=model)
+    return replace(config, model=model)

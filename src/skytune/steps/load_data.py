@@ -15,14 +15,19 @@ log = logging.getLogger(__name__)
 
 @step
 def load_data(
-    data: dict[str, Any], model: dict[str, Any], sets: dict[str, str], seed: int, fingerprints: dict[str, str]
+    data: dict[str, Any],
+    model: dict[str, Any],
+    sets: dict[str, str],
+    seed: int,
+    fingerprints: dict[str, str],
+    classes: list[str] | None = None,
 ) -> tuple[
     Annotated[Dataset, "train_dataset"],
     Annotated[Datasets, "validation_dataset"],
     Annotated[Dataset, "test_dataset"],
     Annotated[Tokenizer, "tokenizer"],
 ]:
-    """Read, split and tokenize the data; `fingerprints` is there for the cache alone.
+    """Read, split and tokenize the data, for a model of these classes; `fingerprints` is there for the cache alone.
 
     With further evaluation sets `validation_dataset` is a DatasetDict: `validation` first, then they by name (Hugging
     Face's Trainer takes that as its `eval_dataset`).
@@ -33,7 +38,7 @@ def load_data(
     from ..data import prepare
 
     with scrubbed():  # ZenML keeps the text of an error
-        found = prepare(from_dict(DataConfig, data), from_dict(ModelConfig, model), seed, sets)
+        found = prepare(from_dict(DataConfig, data), from_dict(ModelConfig, model), seed, sets, classes)
     log_metadata({"data": json.loads(json.dumps(found.notes))}, artifact_name="train_dataset", infer_artifact=True)
     validation = DatasetDict({"validation": found.validation, **found.sets}) if found.sets else found.validation
     return found.train, validation, found.test, found.tokenizer

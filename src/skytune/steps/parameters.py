@@ -42,6 +42,7 @@ def for_load_data(config: RunConfig) -> dict[str, Any]:
         "model": tokens,
         "sets": dict(config.eval.sets),
         "seed": config.seed,
+        "classes": models.saved_model(config.model.name).labels if config.pipeline is Pipeline.evaluate else None,
         "fingerprints": {
             "data": data_fingerprint(config.data, config.eval.sets),
             "model": models.resolve(config.model).fingerprint,
