@@ -235,8 +235,8 @@ def _pairs(names: list[str], found: list[int | None], known: list[str]) -> list[
     free = [name for number, name in enumerate(known) if number not in found] or known
     lost = [name for name, number in zip(names, found, strict=True) if number is None]
     same = {name.casefold(): name for name in known}
-    lost = [(name, free[place % len(free)]) for place, name in enumerate(sorted(lost, key=_in_order))]
-    return [(name, same.get(name.casefold(), other)) for name, other in lost]
+    ordered = enumerate(sorted(lost, key=_in_order))
+    return [(name, same.get(name.casefold(), free[place % len(free)])) for place, name in ordered]
 
 
 def _found(rows: Rows, labels: Labels, label_map: dict[str, str]) -> list[str]:
