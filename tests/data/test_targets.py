@@ -156,6 +156,8 @@ def test_the_fingerprint_knows_code_arguments_and_version(own, tmp_path):
     assert fingerprint(own("one", args={"count": 50}), {}) != before
     assert fingerprint(own("one", version="2"), {}) != before
     (tmp_path / "own_data.py").write_text(MODULE + "\n# edited\n")
+    assert fingerprint(own("one"), {}) == before
+    (tmp_path / "own_data.py").write_text(MODULE + "\nEDITED = 1\n")
     assert fingerprint(own("one"), {}) != before
     with pytest.raises(ConfigError, match="has no 'gone'"):
         fingerprint(own("gone"), {})

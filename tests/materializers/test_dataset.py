@@ -278,6 +278,27 @@ def test_files_that_are_gone_are_named(place: tuple[Any, str]) -> None:
         DatasetMaterializer(uri, store).load(datasets.Dataset)
 
 
+@pytest.mark.parametrize("damage", ["rows", "description", "cut off", "gone"])
+def test_files_that_are_not_those_that_were_stored_are_named(damage: str, place: tuple[Any, str]) -> None:
+    store, uri = place
+    stored = DatasetMaterializer(uri, store)
+    stored.save(in_memory(10))
+    again = DatasetMaterializer(uri, store)
+    again.expected_content_hash = stored.compute_content_hash(None)
+    assert equal(again.load(datasets.Dataset), in_memory(10))
+    name = f"{uri}/{'dataset_info.json' if damage == 'description' else 'data-00000-of-00001.arrow'}"
+    with store.open(name, "rb") as file:
+        content = bytearray(file.read())
+    content[len(content) // 2] ^= 4
+    if damage == "gone":
+        store.remove(name)
+    else:
+        with store.open(name, "wb") as file:
+            file.write(bytes(content[:100] if damage == "cut off" else content))
+    with pytest.raises(UserError, match=f"{uri} are damaged"):
+        again.load(datasets.Dataset)
+
+
 def test_metadata_and_preview(place: tuple[Any, str]) -> None:
     store, uri = place
     data = datasets.DatasetDict(train=in_memory(100), test=in_memory(7))

@@ -116,6 +116,24 @@ def test_artifact_of_a_cached_step_is_gone(scene: Any) -> None:
     assert Path(scene.last_run()["steps"]["load_data"]["outputs"]["train_dataset"]["uri"]).is_dir()
 
 
+def test_a_flipped_bit_in_an_artifact_of_a_cached_step(scene: Any) -> None:
+    """Its producer runs again, and what it makes is what was there."""
+    outputs = scene.last_run()["steps"]["load_data"]["outputs"]
+    files = [
+        next(Path(outputs["test_dataset"]["uri"]).rglob("*.arrow")),
+        Path(outputs["tokenizer"]["uri"], "class.json"),
+    ]
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(bytes(content))
+    edit(scene, "report/text.py", "\ndef number", "\nADDED = 2\n\n\ndef number")
+    found = statuses(scene)
+    said = " ".join((scene.last.err + scene.last.out).split())
+    assert f"the files at {outputs['test_dataset']['uri']} are damaged: the step that made them runs again" in said
+    assert found == {"load_data": "completed", "train_model": "cached", "evaluate_model": "completed"}
+
+
 def test_other_version_of_a_library(scene: Any, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "from importlib import metadata\nreal = metadata.version\n"

@@ -88,11 +88,7 @@ class FolderMaterializer(BaseMaterializer):
             self._content_hash = self.content_hash(folder)
 
     def load(self, data_type: type) -> Any:
-        """Load the artifact.
-
-        Raises:
-            UserError: its files are gone.
-        """
+        """Load the artifact; see `fetch`."""
         return self.read(self.fetch(), data_type)
 
     def compute_content_hash(self, data: Any) -> str | None:
@@ -100,7 +96,23 @@ class FolderMaterializer(BaseMaterializer):
         return self._content_hash
 
     def fetch(self) -> Path:
-        """Return a folder on this disk that holds the artifact's files, see the class."""
+        """Return a folder on this disk that holds the artifact's files, see the class.
+
+        Raises:
+            UserError: they are gone, or are not those that were stored (where a hash was recorded).
+        """
+        folder = self._fetch()
+        if self.HASHED and self.expected_content_hash and self._hash_or_why(folder) != self.expected_content_hash:
+            raise UserError(f"the artifact's files at {self.uri} are damaged: run again with cache=false")
+        return folder
+
+    def _hash_or_why(self, folder: Path) -> str:
+        try:
+            return self.content_hash(folder)
+        except (OSError, ValueError, LookupError, TypeError) as error:  # not even its JSON can be read
+            return str(error)
+
+    def _fetch(self) -> Path:
         if not self.artifact_store.exists(self.uri):
             raise UserError(f"the artifact's files at {self.uri} are gone: run again with cache=false")
         if not io_utils.is_remote(self.uri):

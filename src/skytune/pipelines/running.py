@@ -12,10 +12,10 @@ from ..config.secrets import hide
 from ..launch.gpus import refuse_missing
 from ..launch.skypilot import machines_asked
 from ..pricing.cost import cost_of
-from ..report import summary
+from ..report import summary, training_rows
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import check_orchestrator, operator_of
-from ..steps.cache import expire_lost
+from ..steps.cache import expire_lost, expire_unusable
 from .benchmark import benchmark
 from .evaluate import evaluate
 from .training import training
@@ -61,9 +61,20 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     config = hide(config)
     materializers.register()
     expire_lost(client)
-    run = PIPELINES[config.pipeline](to_dict(config))
+    run = _run(client, config)
     finished = client.get_pipeline_run(run.id)
     return tell_results(config, finished) if config.pipeline is Pipeline.benchmark else tell(client, config, finished)
+
+
+def _run(client: "Client", config: RunConfig) -> Any:
+    """Run the pipeline; again where an artifact of a cached step cannot be used (each of four can be such a one)."""
+    for _ in range(4):
+        try:
+            return PIPELINES[config.pipeline](to_dict(config))
+        except UserError as error:
+            if not config.cache or not expire_unusable(client, error):
+                raise
+    return PIPELINES[config.pipeline](to_dict(config))
 
 
 def tell_results(config: RunConfig, run: Any) -> Finished:
@@ -112,6 +123,7 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
     metrics = last.outputs["metrics"][0].load()
     trained = config.pipeline is Pipeline.training
     result = metrics["result"]
+    training_rows.warn(result.get("trained_on") or {}, {name: s["n_rows"] for name, s in metrics["splits"].items()})
     place = model_path(config, result)
     if trained and not Path(place).is_dir():  # the run's folder was cleared away; the artifact has a copy
         place = steps["train_model"].outputs["model"][0].uri

@@ -44,8 +44,14 @@ def stored_tokenizer(artifact: TokenizerFiles) -> Any:
         return artifact.load()  # that None, or stored by a materializer of the user's own
     store = Client().active_stack.artifact_store
     if artifact.artifact_store_id in (None, store.id):
-        return StoredTokenizer(TokenizerMaterializer(artifact.uri, store))
+        return _stored_tokenizer(artifact, store)
     with register_artifact_store_filesystem(artifact.artifact_store_id) as store:
-        found = StoredTokenizer(TokenizerMaterializer(artifact.uri, store))
+        found = _stored_tokenizer(artifact, store)
         _ = found.folder
         return found
+
+
+def _stored_tokenizer(artifact: TokenizerFiles, store: Any) -> StoredTokenizer:
+    materializer = TokenizerMaterializer(artifact.uri, store)
+    materializer.expected_content_hash = artifact.content_hash
+    return StoredTokenizer(materializer)

@@ -8,6 +8,7 @@ from zenml import log_metadata, step
 from zenml.types import HTMLString
 
 from ..report.scoring import DecodedTexts, score, write_beside, write_report
+from ..report.training_rows import rows_trained_on
 from ..training.metrics import check
 from .context import named_sets, started, stored_tokenizer, whole_config
 from .types import Dataset, Datasets, Predictions, TokenizerFiles
@@ -42,7 +43,8 @@ def evaluate_model(
         done = predict(config, str(checkpoint), splits, files, since=started())
         done.keep()
         predictions = read_predictions(done.job, list(splits))
-        report = {"result": {**done.result, "predicted_only": True}, "history": []}
+        seen = rows_trained_on(str(checkpoint), splits, config)
+        report = {"result": {**done.result, "predicted_only": True, "trained_on": seen}, "history": []}
     texts = {name: DecodedTexts(split, files) for name, split in splits.items()}
     found, page = score(config, predictions, class_names(test_dataset), texts, report)
     folder = Path(report["result"]["run_folder"])
