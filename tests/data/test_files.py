@@ -128,15 +128,15 @@ def test_s3(files, monkeypatch):
         client.create_bucket(Bucket="reviews")
         client.put_object(Bucket="reviews", Key="a/train.tsv", Body=b"text\tlabel\na\t0\n")
         assert content(read(files, "s3://reviews/a/*.tsv")[0]) == (["a"], [0])
-        from skytune.data import fingerprint
+        from skytune.data import Source
 
-        before = fingerprint(files("s3://reviews/a/train.tsv"), {})
-        assert fingerprint(files("s3://reviews/a/train.tsv"), {}) == before
+        before = Source(files("s3://reviews/a/train.tsv")).fingerprint({})
+        assert Source(files("s3://reviews/a/train.tsv")).fingerprint({}) == before
         client.put_object(Bucket="reviews", Key="a/train.tsv", Body=b"text\tlabel\na\t1\n")
         import s3fs
 
         s3fs.S3FileSystem.clear_instance_cache()
-        assert fingerprint(files("s3://reviews/a/train.tsv"), {}) != before
+        assert Source(files("s3://reviews/a/train.tsv")).fingerprint({}) != before
         with pytest.raises(UserError, match=r"s3://reviews/b.tsv: no such file"):
             read(files, "s3://reviews/b.tsv")
     finally:

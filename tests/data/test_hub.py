@@ -30,7 +30,7 @@ for step in asked["steps"]:
         if step == "build":
             out[step] = type(skytune.models.build_model(model, None, ["bad", "good"], 1)).__name__
         if step == "fingerprint":
-            out[step] = skytune.data.fingerprint(data, {})
+            out[step] = skytune.data.Source(data).fingerprint({})
         if step == "read":
             source = Source(data)
             out[step] = [len(source.split(name, "data." + name, name)) for name in ("train", "validation", "test")]

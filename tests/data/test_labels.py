@@ -254,6 +254,12 @@ def test_a_trained_models_classes_are_found_by_name(values, given, known, names)
     assert named(rows(values), given, None, known) == names
 
 
+def test_a_declared_class_without_rows_need_not_be_the_models():
+    assert named(rows([1, 0], names=["neg", "pos", "mixed"]), known=["pos", "neg"]) == ["pos", "neg"]
+    with pytest.raises(UserError, match=r"'data.label_map={mixed:pos}' says which is which"):
+        named(rows([1, 0, 2], names=["neg", "pos", "mixed"]), known=["pos", "neg"])
+
+
 @pytest.mark.parametrize(
     ("values", "given", "known"),
     [
@@ -263,6 +269,7 @@ def test_a_trained_models_classes_are_found_by_name(values, given, known, names)
         (["neg", "pos"], None, ["LABEL_0", "LABEL_1"]),
         ([1, 2], None, ["neg", "pos"]),
         ([0, 1, 2], None, ["neg", "pos"]),
+        ([0, 1], None, ["neg", "so so", "pos"]),
     ],
 )
 def test_classes_that_a_model_does_not_know_are_mapped_as_the_message_says(values, given, known):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skytune.config import ConfigError, DataConfig, UserError
-from skytune.data import fingerprint, prepare
+from skytune.data import Source, prepare
 
 MODULE = """
 import datasets
@@ -151,13 +151,13 @@ def test_what_is_wrong_is_one_line(own, model, function, more, message):
 
 
 def test_the_fingerprint_knows_code_arguments_and_version(own, tmp_path):
-    before = fingerprint(own("one"), {})
-    assert fingerprint(own("one"), {}) == before
-    assert fingerprint(own("one", args={"count": 50}), {}) != before
-    assert fingerprint(own("one", version="2"), {}) != before
+    before = Source(own("one")).fingerprint({})
+    assert Source(own("one")).fingerprint({}) == before
+    assert Source(own("one", args={"count": 50})).fingerprint({}) != before
+    assert Source(own("one", version="2")).fingerprint({}) != before
     (tmp_path / "own_data.py").write_text(MODULE + "\n# edited\n")
-    assert fingerprint(own("one"), {}) == before
+    assert Source(own("one")).fingerprint({}) == before
     (tmp_path / "own_data.py").write_text(MODULE + "\nEDITED = 1\n")
-    assert fingerprint(own("one"), {}) != before
+    assert Source(own("one")).fingerprint({}) != before
     with pytest.raises(ConfigError, match="has no 'gone'"):
-        fingerprint(own("gone"), {})
+        Source(own("gone")).fingerprint({})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import skytune
 from skytune.config import UserError
-from skytune.materializers import ProcessorMaterializer, StoredTokenizer, TokenizerMaterializer
+from skytune.materializers import StoredTokenizer, TokenizerMaterializer
 from skytune.materializers.files import CLASS_FILE
 
 transformers = pytest.importorskip("transformers")
@@ -138,15 +138,6 @@ print(stored.decode([2, 5, 7, 3], skip_special_tokens=True), {{"transformers", "
     source = Path(skytune.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=source, text=True, capture_output=True, check=True)
     assert done.stdout.split("\n")[0] == "good film set()"
-
-
-def test_an_image_processor_and_a_feature_extractor(round_trip: Callable[..., Any]) -> None:
-    pytest.importorskip("PIL")
-    image = transformers.ViTImageProcessorPil(size={"height": 17, "width": 19})
-    loaded = round_trip(ProcessorMaterializer, image)
-    assert type(loaded) is type(image) and dict(loaded.size) == {"height": 17, "width": 19}
-    sound = transformers.WhisperFeatureExtractor(feature_size=40)
-    assert round_trip(ProcessorMaterializer, sound).feature_size == 40
 
 
 @pytest.mark.parametrize("place", ["local"], indirect=True)

@@ -3,8 +3,8 @@
 Importing it costs little: torch, transformers and datasets are imported where they are used.
 """
 
-from .fingerprint import fingerprint
 from .prepare import Prepared, prepare
+from .sources import Source
 from .splits import normalize
 
-__all__ = ["Prepared", "fingerprint", "normalize", "prepare"]
+__all__ = ["Prepared", "Source", "normalize", "prepare"]

@@ -1,12 +1,14 @@
 """Rows from files: csv, tsv, jsonl and parquet, also gzipped, by path, glob or any fsspec URL."""
 
 import gzip
+import hashlib
 import zlib
 from typing import Any
 
 from ..config import DataConfig, UserError
 from ..config.installing import add_extra
 from ..config.secrets import reveal
+from ..models.hashing import hash_file
 from ..models.source import first_line
 from .formats import parse
 from .rows import Rows, concatenate
@@ -81,6 +83,28 @@ def read_files(spec: str, config: DataConfig, key: str, name: str) -> tuple[Rows
         skipped += lost
         parts.append(rows)
     return concatenate(parts, name), skipped
+
+
+def hash_content(system: Any, path: str) -> list[Any]:
+    """Return the ending of one file (it decides how it is read) and a hash of its content, or its store's checksum.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    from fsspec.implementations.local import LocalFileSystem
+
+    ending = path.rsplit("/", 1)[-1].split(".", 1)[-1]
+    if isinstance(system, LocalFileSystem):
+        return [ending, hash_file(path)]
+    try:
+        info = system.info(path)
+        for name in ("ETag", "etag", "md5Hash", "content_md5", "sha256"):
+            if info.get(name):
+                return [ending, str(info[name]), info.get("size")]
+        with system.open(path, "rb") as file:
+            return [ending, hashlib.file_digest(file, "sha256").hexdigest()]
+    except Exception as error:  # every file system has its own
+        raise UserError(f"cannot read {path}: {error}") from error
 
 
 def _read(system: Any, path: str, config: DataConfig, key: str) -> tuple[Rows, int]:

@@ -107,7 +107,7 @@ def find_classes(rows: Rows, config: DataConfig, known: list[str] | None = None)
     classes = Classes(names, label_map, aliases)
     present = np.unique(encode(rows, classes))
     if known is not None:
-        return _adopt(classes, known, stated=bool(given or declared))
+        return _adopt(classes, known, set(present.tolist()), stated=bool(given or declared))
     if len(present) < 2:
         raise UserError(
             f"{rows.name}: all {len(rows):,} rows have the label '{classes.names[present[0]]}': "
@@ -208,26 +208,27 @@ def _positions(texts: list[str], given: list[str]) -> dict[str, int]:
     return {str(number): number for number in range(len(given))}
 
 
-def _adopt(classes: Classes, known: list[str], stated: bool) -> Classes:
+def _adopt(classes: Classes, known: list[str], present: set[int], stated: bool) -> Classes:
     """Return the data's classes with the numbers that a trained model gives them: by name, else all by position.
 
     Args:
+        present: numbers of the classes that have rows; another one that the model does not know is left out.
         stated: somebody says in which order the data's are (`data.labels`, or the data set itself).
     """
     found = match_classes(classes.names, known)
     ordered = are_unnamed(classes.names) or (are_unnamed(known) and stated)
-    if ordered and len(found) <= len(known) and not any(number is not None for number in found):
+    if ordered and len(found) == len(known) and not any(number is not None for number in found):
         found = list(range(len(found)))
         log.info("data: the classes %s are the model's %s, in this order", classes, shorten(known))
-    if None in found:
+    if any(number is None and place in present for place, number in enumerate(found)):
         pairs = _pairs(classes.names, found, known)
         raise UserError(
             f"the model's classes ({shorten(known)}) are not the data's ({shorten(classes.names)}): "
             f"{label_map_word([*classes.label_map.items(), *pairs])} says which is which"
         )
-    numbers = [number for number in found if number is not None]
-    aliases = {text: numbers[number] for text, number in classes.aliases.items()}
-    return Classes(list(known), classes.label_map, dict(zip(classes.names, numbers, strict=True)) | aliases)
+    places = dict(zip(classes.names, range(len(found)), strict=True)) | classes.aliases
+    aliases = {text: number for text, place in places.items() if (number := found[place]) is not None}
+    return Classes(list(known), classes.label_map, aliases)
 
 
 def _pairs(names: list[str], found: list[int | None], known: list[str]) -> list[tuple[str, str]]:

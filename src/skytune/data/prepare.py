@@ -16,7 +16,6 @@ from ..models import (
     max_length,
     read_specials_as,
 )
-from .fingerprint import fingerprint
 from .labels import MISSING, Classes, encode, find_classes, labelled, read_labels, shorten
 from .rows import Rows, drop_bad
 from .sources import Source
@@ -92,7 +91,7 @@ def prepare(
         NotReachable: data or model on the Hub, which does not answer.
     """
     seed = seed if config.seed is None else config.seed
-    print_ = fingerprint(config, sets)
+    print_ = Source(config).fingerprint(sets)
     notes: Notes = {}
     splits, classes = _read(config, seed, sets, notes, known)
     if config.drop_leaks:

@@ -1,5 +1,6 @@
 """Rows by source: an installed package, the Hugging Face Hub, files, or a function of the user's own."""
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pyarrow.csv
 
 from ..config import ConfigError, DataConfig, DataSource, UserError
 from ..config.targets import instantiate
+from ..models.hashing import hash_file, hash_target, hash_values
 from ..models.hub import commit_of, not_reachable, one_line
 from ..models.quiet import quiet
 from ..models.source import packaged_path
 from .adapt import as_dataset, from_dataset
-from .files import looks_like_file, read_files
+from .files import find_files, hash_content, looks_like_file, read_files
 from .rows import Rows, named_labels, text_column
 from .splits import Purpose, stratified_order
 
@@ -49,7 +51,7 @@ class Source:
             NotReachable: a data set on the Hub, which does not answer.
         """
         source = self.config.source
-        if source is DataSource.files or looks_like_file(spec):
+        if self._is_file(spec):
             rows, malformed = read_files(spec, self.config, key, name)
             self.malformed += malformed
             return rows
@@ -60,6 +62,42 @@ class Source:
     def offers(self, name: str) -> bool:
         """Return whether a function of the user's own brought a split of this name without being asked for it."""
         return self.config.source is DataSource.target and name in self._splits()
+
+    def fingerprint(self, sets: dict[str, str]) -> str:
+        """Return a hash of everything that the splits are read from, without parsing any of it.
+
+        Files count by content (remote ones by their store's checksum and size where it has one), data sets on the Hub
+        by commit, packaged ones by version, a function of one's own by its code, its arguments and `data.version`.
+
+        Args:
+            sets: further evaluation sets (`eval.sets`), by name.
+
+        Raises:
+            UserError: a file or package that is not there.
+            NotReachable: a data set on the Hub, which does not answer, and there is no copy on this disk.
+        """
+        config, source = self.config, self.config.source
+        found: list[Any] = [config.version]
+        splits = {"data.train": config.train, "data.validation": config.validation, "data.test": config.test}
+        for key, spec in (splits | {f"eval.sets.{name}": spec for name, spec in sorted(sets.items())}).items():
+            if spec is None:
+                continue
+            if self._is_file(spec):
+                found.append([key, [hash_content(*file) for file in find_files(spec, key)]])
+                continue
+            found.append([key, spec])
+            if source is DataSource.packaged:
+                found.append(packaged_part(config, spec, key)[1])
+        if source is DataSource.packaged:
+            found += [config.name, _version(config)]
+        elif source is DataSource.hub:
+            found += [config.name, config.subset, commit_of("dataset", config.name, config.revision)[0]]
+        elif source is DataSource.target:
+            found.append(hash_target(str(config._target_), config.args, "data._target_"))
+        return hash_values(found)
+
+    def _is_file(self, spec: str) -> bool:
+        return self.config.source is DataSource.files or looks_like_file(spec)
 
     def _packaged(self, spec: str, key: str, name: str) -> Rows:
         path, subset = packaged_part(self.config, spec, key)
@@ -143,6 +181,13 @@ def packaged_part(config: DataConfig, spec: str, key: str) -> tuple[Path, str]:
         other = "" if spec == "train" else "train, "
         raise ConfigError(f"{where}: {config.name} has: {other}{', '.join(parts)}")
     return packaged_path(*PACKAGED[config.name], f"data set '{config.name}'"), subset
+
+
+def _version(config: DataConfig) -> str:
+    try:
+        return metadata.version(config.name)
+    except metadata.PackageNotFoundError:  # on the path without having been installed
+        return hash_file(packaged_part(config, "train", "data.train")[0])
 
 
 class _offline:

@@ -29,7 +29,7 @@ def forget_stale(plan: Plan, store: ResultsStore) -> None:
                 DATA,
                 "data",
                 [to_dict(config.data), config.eval.sets],
-                functools.partial(data.fingerprint, config.data, config.eval.sets),
+                functools.partial(data.Source(config.data).fingerprint, config.eval.sets),
             ),
             (MODEL, "initial model", [to_dict(config.model)], functools.partial(_resolved, config)),
         ]

@@ -1,4 +1,4 @@
-"""The room of what ZenML stores: data sets, tokenizers, processors and models as plain files, never as pickles.
+"""The room of what ZenML stores: data sets, tokenizers and models as plain files, never as pickles.
 
 ZenML's own Hugging Face integration does not count as installed beside datasets 5 and transformers 5, and then every
 such artifact becomes a pickle without a word. `register` puts these materializers in its place for every run.
@@ -12,15 +12,13 @@ from zenml.materializers.materializer_registry import materializer_registry
 
 from ..config import UserError
 from .dataset import DatasetMaterializer
-from .model import ModelFolder, ModelFolderMaterializer, PretrainedModelMaterializer
-from .tokenizer import ProcessorMaterializer, StoredTokenizer, TokenizerMaterializer
+from .model import ModelFolder, ModelFolderMaterializer
+from .tokenizer import StoredTokenizer, TokenizerMaterializer
 from .types import ByName, dotted_name
 
 MATERIALIZERS: tuple[type[BaseMaterializer], ...] = (
     DatasetMaterializer,
     TokenizerMaterializer,
-    ProcessorMaterializer,
-    PretrainedModelMaterializer,
     ModelFolderMaterializer,
 )
 """For `@step(output_materializers=...)`, where every output of the step is of one of their types."""
@@ -62,8 +60,6 @@ __all__ = [
     "ModelFolder",
     "ModelFolderMaterializer",
     "PlainFilesOnly",
-    "PretrainedModelMaterializer",
-    "ProcessorMaterializer",
     "StoredTokenizer",
     "TokenizerMaterializer",
     "register",

@@ -209,11 +209,11 @@ def write_class(folder: Path, data: Any, **more: Any) -> None:
     (folder / CLASS_FILE).write_text(json.dumps({"class": dotted_name(type(data)), **more}), encoding="utf-8")
 
 
-def read_class(folder: Path, bases: tuple[type, ...]) -> Any:
+def read_class(folder: Path, base: type) -> Any:
     """Return the class that `write_class` wrote down.
 
     Raises:
-        UserError: it is of a module that nobody has imported, is not there, or is of none of the kinds in `bases`.
+        UserError: it is of a module that nobody has imported, is not there, or is no `base`.
     """
     name = str(read_json(folder / CLASS_FILE)["class"])
     module, _, attribute = name.rpartition(".")
@@ -223,6 +223,6 @@ def read_class(folder: Path, bases: tuple[type, ...]) -> Any:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f"the artifact at {folder} needs the class {name}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, bases)):
-        raise UserError(f"the artifact at {folder} names the class {name}, which is no {bases[0].__name__}")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"the artifact at {folder} names the class {name}, which is no {base.__name__}")
     return found

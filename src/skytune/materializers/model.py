@@ -12,9 +12,8 @@ from zenml.metadata.metadata_types import StorageSize
 from ..config import UserError
 from ..data.linking import link_or_copy
 from ..job import read_json
-from ..models import load_saved, quiet
-from .files import FolderMaterializer, read_class, write_class
-from .types import named_type
+from ..models import load_saved
+from .files import FolderMaterializer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,37 +81,6 @@ class ModelFolderMaterializer(FolderMaterializer):
             "dtypes": sorted(dtypes),
             "bytes": StorageSize(sum(path.stat().st_size for path in files)),
             **_of_config(config.get("architectures"), config.get("model_type"), config.get("id2label")),
-        }
-
-
-class PretrainedModelMaterializer(FolderMaterializer):
-    """Stores a `transformers.PreTrainedModel`: what `save_pretrained` writes."""
-
-    ASSOCIATED_TYPES: ClassVar[tuple[type, ...]] = (named_type("transformers.modeling_utils.PreTrainedModel"),)
-    ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.MODEL
-
-    def write(self, folder: Path, data: Any) -> None:
-        """Write the weights and the config."""
-        with quiet("transformers"):
-            data.save_pretrained(str(folder))
-        write_class(folder, data)
-
-    def read(self, folder: Path, data_type: type) -> Any:
-        """Return the model, on the CPU, in evaluation mode, in the precision in which it was stored."""
-        from transformers import PreTrainedModel
-
-        cls = read_class(folder, (PreTrainedModel,))
-        with quiet("transformers"):
-            return cls.from_pretrained(str(folder), local_files_only=True, dtype="auto")
-
-    def extract_metadata(self, data: Any) -> dict[str, Any]:
-        """Return parameters, dtypes, bytes, architecture and labels."""
-        parameters = list(data.parameters())
-        return {
-            "parameters": sum(parameter.numel() for parameter in parameters),
-            "dtypes": sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
-            **({} if self._bytes is None else {"bytes": StorageSize(self._bytes)}),
-            **_of_config([type(data).__name__], data.config.model_type, data.config.id2label),
         }
 
 

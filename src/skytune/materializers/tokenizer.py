@@ -1,4 +1,4 @@
-"""How ZenML stores tokenizers and processors: with the files that `save_pretrained` writes."""
+"""How ZenML stores tokenizers: with the files that `save_pretrained` writes."""
 
 from functools import cached_property
 from pathlib import Path
@@ -16,37 +16,20 @@ DECODER = "tokenizer.json"
 """The file from which the library `tokenizers` alone turns tokens into text."""
 
 
-class _PretrainedFiles(FolderMaterializer):
-    """Anything with `save_pretrained` and `from_pretrained` whose files are plain."""
-
-    SKIP_REGISTRATION: ClassVar[bool] = True
-    HASHED: ClassVar[bool] = True
-
-    def write(self, folder: Path, data: Any) -> None:
-        with quiet("transformers"):
-            data.save_pretrained(str(folder))
-        write_class(folder, data)
-
-    def read(self, folder: Path, data_type: type) -> Any:
-        with quiet("transformers"):
-            return read_class(folder, self.bases()).from_pretrained(str(folder), local_files_only=True)
-
-    def bases(self) -> tuple[type, ...]:
-        """Return the classes of which a stored class must be a subclass."""
-        raise NotImplementedError
-
-
-class TokenizerMaterializer(_PretrainedFiles):
+class TokenizerMaterializer(FolderMaterializer):
     """Stores tokenizers of transformers, fast and slow."""
 
     ASSOCIATED_TYPES: ClassVar[tuple[type, ...]] = (
         named_type("transformers.tokenization_utils_base.PreTrainedTokenizerBase"),
     )
     ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.DATA
+    HASHED: ClassVar[bool] = True
 
     def write(self, folder: Path, data: Any) -> None:
         """Write the tokenizer's files."""
-        super().write(folder, data)
+        with quiet("transformers"):
+            data.save_pretrained(str(folder))
+        write_class(folder, data)
         # `save_pretrained` writes the sides that the tokenizer was made with, not those that were set since.
         config = folder / "tokenizer_config.json"
         sides = {name: getattr(data, name) for name in ("padding_side", "truncation_side")}
@@ -54,11 +37,12 @@ class TokenizerMaterializer(_PretrainedFiles):
         if (folder / DECODER).is_file() and _decodes_plainly(data):
             write_class(folder, data, decoder=DECODER)
 
-    def bases(self) -> tuple[type, ...]:
-        """Return the base class of all tokenizers."""
+    def read(self, folder: Path, data_type: type) -> Any:
+        """Return the tokenizer."""
         from transformers import PreTrainedTokenizerBase
 
-        return (PreTrainedTokenizerBase,)
+        with quiet("transformers"):
+            return read_class(folder, PreTrainedTokenizerBase).from_pretrained(str(folder), local_files_only=True)
 
     def extract_metadata(self, data: Any) -> dict[str, Any]:
         """Return class, size of the vocabulary (added tokens included), longest input in tokens and padding side."""
@@ -115,26 +99,3 @@ class StoredTokenizer:
         from tokenizers import Tokenizer
 
         return Tokenizer.from_file(str(self.folder / file))
-
-
-class ProcessorMaterializer(_PretrainedFiles):
-    """Stores processors, feature extractors, image and video processors of transformers."""
-
-    ASSOCIATED_TYPES: ClassVar[tuple[type, ...]] = (
-        named_type("transformers.processing_utils.ProcessorMixin"),
-        named_type("transformers.feature_extraction_utils.FeatureExtractionMixin"),
-        named_type("transformers.image_processing_base.ImageProcessingMixin"),
-    )
-    ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.DATA
-
-    def bases(self) -> tuple[type, ...]:
-        """Return the base classes of all processors."""
-        from transformers import FeatureExtractionMixin, ProcessorMixin
-        from transformers.image_processing_base import ImageProcessingMixin
-
-        return (ProcessorMixin, FeatureExtractionMixin, ImageProcessingMixin)
-
-    def extract_metadata(self, data: Any) -> dict[str, Any]:
-        """Return the class, and those of the parts."""
-        parts = {name: type(getattr(data, name)).__name__ for name in getattr(data, "attributes", ())}
-        return {"class": type(data).__name__, **({"parts": parts} if parts else {})}

@@ -27,7 +27,7 @@ def validated(config: RunConfig) -> RunConfig:
     if config.model.tokenizer:
         models.local_folder(config.model.tokenizer, "model.tokenizer")
     if config.data.source is not DataSource.hub:
-        data.fingerprint(config.data, config.eval.sets)
+        data.Source(config.data).fingerprint(config.eval.sets)
     return config
 
 

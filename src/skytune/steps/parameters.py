@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import models
 from ..config import Pipeline, RunConfig, to_dict
-from ..data import fingerprint as data_fingerprint
+from ..data import Source
 from ..launch import checkpoint_hash, decisive
 from ..stacks.flavor import operator_of
 from .context import EXTRA
@@ -44,7 +44,7 @@ def for_load_data(config: RunConfig) -> dict[str, Any]:
         "seed": config.seed,
         "classes": models.saved_model(config.model.name).labels if config.pipeline is Pipeline.evaluate else None,
         "fingerprints": {
-            "data": data_fingerprint(config.data, config.eval.sets),
+            "data": Source(config.data).fingerprint(config.eval.sets),
             "model": models.resolve(config.model).fingerprint,
             **fingerprints("load_data", config),
         },
@@ -59,7 +59,7 @@ def for_train_model(config: RunConfig) -> dict[str, Any]:
 
 def for_evaluate_model(config: RunConfig) -> dict[str, Any]:
     """Return the parameters of `evaluate_model`."""
-    prints = {"data": data_fingerprint(config.data, config.eval.sets), **fingerprints("evaluate_model", config)}
+    prints = {"data": Source(config.data).fingerprint(config.eval.sets), **fingerprints("evaluate_model", config)}
     evaluation = {key: to_dict(config.eval)[key] for key in ("metrics", "extra_metrics")} | {"extra": config.extra}
     values: dict[str, Any] = {"evaluation": evaluation, "fingerprints": prints}
     if config.pipeline is Pipeline.evaluate:
