@@ -84,7 +84,7 @@ def _keys(table: "pa.Table") -> np.ndarray:
 def _words(run: JobDir, config: RunConfig) -> str:
     """Return the words for the command line that give the training's splits, where they differ."""
     try:
-        then = run.read_job().config
+        then = run.job.config
     except (UserError, OSError, TypeError):
         return ""
     before, now = (to_dict(each.data) | {"run": each.seed} for each in (then, config))
