@@ -70,10 +70,12 @@ def _is_split(folder: Path) -> bool:
 
 def _keys(table: "pa.Table") -> np.ndarray:
     """Return a 64-bit key of every row's token ids, shape (rows,): the sum of what token and place are mixed to."""
+    if not table.num_rows:
+        return np.empty(0, np.uint64)
     column = table.column("input_ids").combine_chunks()
     lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.cumsum(lengths)
-    place = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    place = np.arange(1, ends[-1] + 1) - np.repeat(ends - lengths, lengths)  # from 1: of token 0 something is left, too
     mixed = column.flatten().to_numpy(zero_copy_only=False).astype(np.uint64) << np.uint64(32) | place.astype(np.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):  # splitmix64
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
