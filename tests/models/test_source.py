@@ -95,7 +95,7 @@ def test_the_hash_of_a_big_file_is_remembered_until_it_changes(tmp_path, monkeyp
     path.write_bytes(b"first content")
     digest = hash_file(path)
     assert digest == hashlib.sha256(b"first content").hexdigest()
-    monkeypatch.setattr(hashing, "_digest", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(hashing, "sha256", lambda path: pytest.fail("read again"))
     assert hash_file(path) == digest
     monkeypatch.undo()
     monkeypatch.setattr(hashing, "REMEMBER_ABOVE", 4)
