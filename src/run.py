@@ -18,6 +18,7 @@ SOURCE = Path(__file__).resolve().parent
 # library must not hide it, one with another name is found.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
+from skytune.common.output import make_lasting  # noqa: E402
 from skytune.config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -258,4 +259,5 @@ def _run(config: RunConfig) -> int:
 
 
 if __name__ == "__main__":
+    make_lasting()
     sys.exit(main(sys.argv[1:]))

@@ -12,6 +12,7 @@ import skytune  # found beside this file, whatever else is installed
 SOURCE = Path(__file__).resolve().parent
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE)]
 
+from skytune.common.output import make_lasting  # noqa: E402
 from skytune.config import UserError  # noqa: E402
 
 CONFIGS = SOURCE.parent / "configs"
@@ -143,4 +144,5 @@ def in_words(error: Exception) -> str:
 
 
 if __name__ == "__main__":
+    make_lasting()
     sys.exit(main(sys.argv[1:]))

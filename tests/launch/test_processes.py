@@ -111,3 +111,19 @@ def test_a_file_beside_the_package_hides_no_library(tmp_path: Path) -> None:
     assert "site-packages" in evaluate
     assert word == "word"
     assert Path(package).parent == source / "skytune"  # not another one that is installed
+
+
+def test_torchrun_leaves_no_folders() -> None:
+    words = processes.module_command("skytune.which", processes=2)
+    assert words[words.index("--log-dir") + 1] == os.devnull, "else an empty /tmp/torchelastic_* every time"
+
+
+def test_a_loopback_that_is_down_is_said_at_once() -> None:
+    processes.check_loopback()
+    code = "from skytune.launch.processes import check_loopback; check_loopback()"
+    done = subprocess.run(["unshare", "--net", sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip(f"no network namespace here: {done.stderr.strip()}")
+    assert done.stderr.splitlines()[-1].endswith(
+        "`ip link set lo up` brings the loopback interface up; launch.num_processes=1 needs none"
+    )

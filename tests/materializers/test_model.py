@@ -42,6 +42,29 @@ def logits(module: Any) -> Any:
         return module(input_ids=torch.tensor([[2, 5, 7, 3]])).logits
 
 
+def test_the_same_model_lies_once_on_a_disk(tmp_path: Path) -> None:
+    """However often it was trained: `cache=false` alone let the store grow by its size every time."""
+
+    def stored(number: int, content: bytes) -> tuple[Path, Path]:
+        folder = tmp_path / f"run-{number}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(content)
+        (folder / "config.json").write_text("{}")
+        store = tmp_path / "store" / "model" / str(number)
+        store.mkdir(parents=True)
+        materializer = ModelFolderMaterializer(str(store))
+        materializer.write(store, ModelFolder(folder))
+        return folder / "model.safetensors", store / "model.safetensors"
+
+    one, other = b"x" * 100_000, b"x" * 99_999 + b"y"
+    files = [*stored(1, one), *stored(2, one), *stored(3, one)]
+    assert len({file.stat().st_ino for file in files}) == 1
+    different = stored(4, other)
+    assert different[0].samefile(different[1]) and not different[0].samefile(files[0])
+    assert different[1].read_bytes() == other and files[0].read_bytes() == one
+    assert not any(path.name.endswith(".link") for path in tmp_path.rglob("*"))
+
+
 def test_a_folder_comes_back_and_serves(
     round_trip: Callable[..., Any], names_in_store: Callable[[], list[str]], trained: Path
 ) -> None:

@@ -78,6 +78,11 @@ def test_folders_are_said_once(run: dict[str, Any]) -> None:
     assert "run folder   /home/me/" in elsewhere and "report       /runs/x/report.html" in elsewhere
 
 
+def test_paths_can_be_pasted(run: dict[str, Any]) -> None:
+    text = make(run, model_path="/my models/mine", report="/runs/it's/report.html")
+    assert "model        '/my models/mine'" in text and """report       '/runs/it'"'"'s/report.html'""" in text
+
+
 def test_little_is_known(run: dict[str, Any]) -> None:
     text = make(run, metrics={"accuracy": 1.0, "loss": float("nan"), "n_rows": 1}, training={}, examples=[])
     assert "accuracy 1.000, on 1 held-out row\n" in text

@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+import shlex
 import typing
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,12 @@ def _check(override: Override, groups: dict[str, dict[str, str]]) -> None:
     """Refuse an override that Hydra would refuse less readably."""
     key, text = override.key_or_group, masked((override.input_line or "").replace("@_global_", ""))
     if override.is_sweep_override():
-        raise ConfigError(f"'{text}' asks for several runs; run one value at a time")
+        name, _, value = text.partition("=")
+        meant = f"{name}={quoted(value)}"
+        meant = shlex.quote(meant) if set(meant) & set('"$`\\!') else f'"{meant}"'
+        raise ConfigError(
+            f"'{text}' asks for several runs; run one value at a time, or quote a comma that is meant: {meant}"
+        )
     if key in groups:
         name = override.value()
         if isinstance(name, (dict, list)):

@@ -1,7 +1,10 @@
 """Files that are on this disk already: found behind a data set, and linked instead of copied."""
 
+import filecmp
 import os
 import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +44,23 @@ def whole_files(dataset: "Dataset") -> list[Path] | None:
 def _is_changed(table: Any) -> bool:
     """Tell whether a memory-mapped table differs from its file in more than the notes on features in its schema."""
     return any(name != "replace_schema_metadata" for name, *_ in table.replays)
+
+
+def share(path: Path, earlier: Iterable[Path]) -> Path:
+    """Make a file of `LINK_FROM` bytes or more one with the first of `earlier` that holds the same, where there is one.
+
+    Returns:
+        That one; `path` itself, which also stays as it is where it lies on another disk, where there is none.
+    """
+    size = path.stat().st_size
+    for other in earlier if size >= LINK_FROM else ():
+        if other.is_file() and other.stat().st_size == size and filecmp.cmp(path, other, shallow=False):
+            with suppress(OSError):  # another disk
+                temporary = path.with_name(f".{path.name}.link")
+                os.link(other, temporary)
+                temporary.replace(path)
+            return other
+    return path
 
 
 def link_or_copy(source: Path, target: Path) -> None:

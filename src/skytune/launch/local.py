@@ -23,7 +23,7 @@ from .gpus import machine_is_busy, processes_wanted, threads_each
 from .machine import network
 from .nodes import Nodes
 from .output import pump
-from .processes import START, end_group, module_command
+from .processes import START, check_loopback, end_group, module_command
 from .stopping import Stopping
 
 
@@ -87,7 +87,10 @@ class LocalLauncher:
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         """See `Launcher`."""
         launch = job.job.config.launch
-        run_workers(job, launch, Team(job, processes_wanted(compute, launch), launch))
+        wanted = processes_wanted(compute, launch)
+        if wanted > 1:
+            check_loopback()
+        run_workers(job, launch, Team(job, wanted, launch))
 
 
 def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
@@ -148,7 +151,7 @@ def agent(job: JobDir, nodes: Nodes, each: int, master: str, port: int) -> list[
     """Return the command of the workers of one of several machines."""
     words = [sys.executable, "-m", "torch.distributed.run"]
     words += ["--nnodes", str(nodes.count), "--node-rank", str(nodes.rank), "--nproc-per-node", str(each)]
-    words += ["--master-addr", master, "--master-port", str(port), "--max-restarts", "0"]
+    words += ["--master-addr", master, "--master-port", str(port), "--max-restarts", "0", "--log-dir", os.devnull]
     return [*words, str(START), "skytune.training.worker", str(job.root)]
 
 

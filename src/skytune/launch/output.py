@@ -87,4 +87,5 @@ def _show(chunk: bytes) -> None:
     if stream is None:
         return
     stream.flush()
-    os.write(stream.fileno(), chunk)
+    stream.buffer.write(chunk)
+    stream.buffer.flush()

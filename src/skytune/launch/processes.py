@@ -3,12 +3,14 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from ..common.processes import processes
+from ..config import UserError
 
 KILLED = 5.0
 """Seconds that the kernel may take to end what was killed."""
@@ -26,10 +28,27 @@ def module_command(module: str, *words: str, processes: int = 1, store: Path | N
     if processes == 1:
         return [sys.executable, *run]
     torchrun = ["-m", "torch.distributed.run", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes)]
+    torchrun += ["--log-dir", os.devnull]
     if store is None:
         return [sys.executable, *torchrun, "--standalone", *run]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", str(store)]
     return [sys.executable, *torchrun, *run]
+
+
+def check_loopback() -> None:
+    """See that processes of this machine can reach each other, which torch finds out after minutes.
+
+    Raises:
+        UserError: its loopback interface is down.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise UserError(
+            f"processes of this machine do not reach each other at 127.0.0.1 ({error.strerror or error}): "
+            "`ip link set lo up` brings the loopback interface up; launch.num_processes=1 needs none"
+        ) from error
 
 
 def end_group(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", grace: float) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zenml.enums import ArtifactType
 from zenml.metadata.metadata_types import StorageSize
+from zenml.utils import io_utils
 
 from ..config import UserError
-from ..data.linking import link_or_copy
+from ..data.linking import link_or_copy, share
 from ..job import read_json
 from ..models import load_saved
 from .files import FolderMaterializer
@@ -41,7 +42,8 @@ class ModelFolder:
 
 
 class ModelFolderMaterializer(FolderMaterializer):
-    """Stores a `ModelFolder`: large files hard-linked on the same disk, small ones copied, links resolved.
+    """Stores a `ModelFolder`: large files hard-linked on the same disk, small ones copied, links resolved. A model that
+    an earlier run has stored already, to the bit, is not stored twice.
 
     Because of the hard links, whoever writes a new model into the original folder must unlink old files first (a
     temporary name and a rename do), never truncate them: the artifact's file is the same one.
@@ -64,7 +66,14 @@ class ModelFolderMaterializer(FolderMaterializer):
             target.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 raise UserError(f"{path} is a link to a file that does not exist")
-            link_or_copy(path, target)
+            link_or_copy(share(path.resolve(), self._earlier(path.relative_to(source))), target)
+
+    def _earlier(self, name: Path) -> list[Path]:
+        """Return the files of that name in the models that earlier runs have stored on this disk, the newest first."""
+        if io_utils.is_remote(self.uri):
+            return []
+        found = (folder / name for folder in Path(self.uri).parent.iterdir() if folder != Path(self.uri))
+        return sorted((file for file in found if file.is_file()), key=lambda file: -file.stat().st_mtime)
 
     def read(self, folder: Path, data_type: type) -> ModelFolder:
         """Return the folder."""

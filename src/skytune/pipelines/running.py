@@ -138,7 +138,7 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
         dashboard=get_run_url(run),
         cached=cached,
         examples=EXAMPLES,
-        run_folder=result["run_folder"],
+        run_folder=result["run_folder"] if Path(result["run_folder"]).is_dir() else "",
         report=str(page) if page.is_file() else None,
         trackers=tracker_places(result) if trained else {},
     )

@@ -1,5 +1,6 @@
 """Scores and report out of predictions: what `evaluate_model` does, as plain functions."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def tracker_places(result: Mapping[str, Any]) -> dict[str, str]:
     for name, place in (result.get("trackers") or {}).items():
         folder = Path(result["run_folder"]) / place["folder"]  # an absolute one stays as it is
         if place.get("url") or folder.is_dir():
-            found[name] = place.get("url") or f"{place['command']} {folder}"
+            found[name] = place.get("url") or f"{place['command']} {shlex.quote(str(folder))}"
     return found
 
 

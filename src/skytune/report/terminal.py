@@ -1,5 +1,6 @@
 """The short text at the end of a run: plain ASCII, as wide as the terminal but for a path or an address."""
 
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,17 @@ def summary(
     elif cached:
         reused = ["reused from an earlier run with the same inputs", "(cache=false computes them again)"]
         facts.append(("scores", reused))
-    facts.append(("model", [model_path]))
+    facts.append(("model", [shlex.quote(model_path)]))
     if not (Path(model_path) / TARGET_FILE).is_file():  # a network of the user's own is none of transformers'
         facts.append(("", ["for transformers.pipeline('text-classification', model=PATH)"]))
     if report:
-        facts.append(("report", [report]))
+        facts.append(("report", [shlex.quote(report)]))
     for name, place in (trackers or {}).items():
         facts.append((name, [place]))
     if run_folder and not model_path.startswith(run_folder):
-        facts.append(("run folder", [run_folder]))
-    advice = ["not connected;", "`zenml login --local` opens it,", "`zenml logout --local` goes back"]
+        facts.append(("run folder", [shlex.quote(run_folder)]))
+    advice = ["not connected;", "`zenml login --local` opens it", "(--port=8238 if 8237 is taken),"]
+    advice.append("`zenml logout --local` goes back")
     facts.append(("dashboard", [dashboard] if dashboard else advice))
     lines = [line for label, parts in facts for line in _wrapped(label, parts, width)]
     if examples:

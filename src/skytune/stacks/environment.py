@@ -78,8 +78,8 @@ def connect() -> "Client":
     except Exception as error:
         if "connect" in str(error).lower() or "refused" in str(error).lower():
             raise UserError(
-                "ZenML's server does not answer: `zenml login --local` starts it again, `zenml logout --local` goes "
-                "back to the local store"
+                "ZenML's server does not answer: `zenml login --local` starts it again (--port=8238 if 8237 is taken), "
+                "`zenml logout --local` goes back to the local store"
             ) from error
         raise UserError(f"ZenML's store cannot be opened: {str(error).splitlines()[0]}") from error
     # ZenML would import every library it has an integration for (seconds); our materializers are registered by name.

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import skytune
 
+from ..common.output import make_lasting
 from ..config.scrubbing import log_plainly
 from ..stacks import environment
 from ..stacks.step_operator import PIPE
@@ -19,6 +20,7 @@ NEVER_MIND = (KeyboardInterrupt, SystemExit)
 def main() -> int:
     """Run the step that the command line names; return the exit code. What went wrong stands in ZenML's store."""
     _watch_parent()
+    make_lasting()
     gc.disable()  # as in `src/run.py`
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # the user's own modules, as in `src/run.py`
