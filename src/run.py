@@ -18,13 +18,20 @@ SOURCE = Path(__file__).resolve().parent
 # library must not hide it, one with another name is found.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
+from skytune.common.exit_codes import (  # noqa: E402
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_SAVED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+)
 from skytune.common.output import make_lasting  # noqa: E402
+from skytune.common.stop_request import StopRequest  # noqa: E402
 from skytune.config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
 
 if TYPE_CHECKING:
     from skytune.launch.continuing import Continued
 
-EXIT_OK, EXIT_ERROR, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED = 0, 1, 75, 76, 130
 CONFIGS = SOURCE.parent / "configs"
 NEEDED = {
     "accelerate",
@@ -49,26 +56,27 @@ NEEDED = {
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code, which other machines of the run end by, too."""
-    told, code = Told(), EXIT_ERROR
+    request, code = Ending((signal.SIGTERM, signal.SIGUSR1)), EXIT_ERROR
+    request.listen()
     try:
-        code = _command(argv, told)
+        code = _command(argv, request)
         return code
     finally:
-        told.ignore()
+        request.ignore()
         several = sys.modules.get("skytune.launch.several")
         if several is not None and several.Lead.current is not None:
             several.Lead.current.end(code)
 
 
-def _command(argv: list[str], told: "Told") -> int:
+def _command(argv: list[str], request: "Ending") -> int:
     """Run the command in words that a person reads; return its exit code."""
     gc.disable()  # imports make a million objects and no garbage; to look for some was a third of a cached run
     shown = Shown(any(word.startswith(("debug=", "debug.traceback=true")) and word != "debug=null" for word in argv))
     try:
         return _main(argv, shown)
     except KeyboardInterrupt:
-        if told.by:
-            return told.code()
+        if request.asked_by:
+            return request.code()
         print(
             "interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
             file=sys.stderr,
@@ -81,8 +89,8 @@ def _command(argv: list[str], told: "Told") -> int:
         print(f"preempted: {error}", file=sys.stderr)
         return EXIT_PREEMPTED
     except Exception as error:
-        if told.by:
-            return told.code()
+        if request.asked_by:
+            return request.code()
         if shown.traceback:
             raise
         from skytune.config.scrubbing import scrub
@@ -91,30 +99,19 @@ def _command(argv: list[str], told: "Told") -> int:
         return EXIT_ERROR
 
 
-class Told:
-    """Whether the machine's manager told this process to end while no worker listens (while they do, they save)."""
+class Ending(StopRequest):
+    """Ends this process where the machine's manager asks it to while no worker listens (while they do, they save)."""
 
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-    def __init__(self) -> None:
-        self.by = ""
-        for number in self.SIGNALS:
-            signal.signal(number, self._signalled)
-
-    def ignore(self) -> None:
-        """Let nothing change the exit code any more: while Python ends, a signal would kill it."""
-        for number in self.SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+    def heard(self, number: int, first: bool) -> None:
+        """See `StopRequest`."""
+        if first:  # managers may send it twice
+            raise KeyboardInterrupt
 
     def code(self) -> int:
         """Say so; return the exit code."""
-        print(f"preempted: {self.by}; what had been saved is kept, and the same command goes on", file=sys.stderr)
+        name = signal.Signals(self.asked_by or signal.SIGTERM).name
+        print(f"preempted: {name}; what had been saved is kept, and the same command goes on", file=sys.stderr)
         return EXIT_PREEMPTED
-
-    def _signalled(self, number: int, _: object) -> None:
-        if not self.by:  # managers may send it twice
-            self.by = signal.Signals(number).name
-            raise KeyboardInterrupt
 
 
 @dataclass

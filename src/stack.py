@@ -12,6 +12,7 @@ import skytune  # found beside this file, whatever else is installed
 SOURCE = Path(__file__).resolve().parent
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE)]
 
+from skytune.common.exit_codes import EXIT_INTERRUPTED  # noqa: E402
 from skytune.common.output import make_lasting  # noqa: E402
 from skytune.config import UserError  # noqa: E402
 
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> int:
         return run(words)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
     except Exception as error:
         if words.traceback:
             raise

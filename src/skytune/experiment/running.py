@@ -108,12 +108,12 @@ class Runner:
         """Run all cells that have to be run."""
         todo, parallel = self.plan.todo, self.plan.config.benchmark.parallel
         if parallel == 1:  # in this very thread, where signals arrive
-            Stopping.heard = None
+            Stopping.last = None
             for planned in todo:
                 self._cell(planned)
-                if Stopping.heard == signal.SIGINT:
+                if Stopping.last == signal.SIGINT:
                     raise KeyboardInterrupt
-                if Stopping.heard is not None:
+                if Stopping.last is not None:
                     raise Preempted("stopped between two cells; the same command goes on")
             return
         with ThreadPoolExecutor(parallel, thread_name_prefix="cell") as pool:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any, ClassVar
 
+from ..common.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
 from ..config import ComputeConfig, Device, LaunchConfig, Preempted, RunConfig, UserError
 from ..job import JobDir
 from ..training.preemption import FLAG_FILE
@@ -26,7 +27,6 @@ from .share import Share
 
 log = logging.getLogger(__name__)
 
-EXIT_OK, EXIT_ERROR, EXIT_PREEMPTED, EXIT_INTERRUPTED = 0, 1, 75, 130
 FAREWELL_SECONDS = 15.0
 """How long node 0 waits at its end until all others have heard of it."""
 

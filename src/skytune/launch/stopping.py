@@ -5,46 +5,36 @@ Only Ctrl-C does: a cluster's manager may well send its own signals twice, to th
 
 import logging
 import signal
-import threading
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
+from ..common.stop_request import StopRequest
 from ..config import Preempted
 
 log = logging.getLogger(__name__)
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
+class Stopping(StopRequest):
+    """While it is entered, SIGINT, SIGTERM and SIGUSR1 put a file where the workers look for it once a step."""
 
-class Stopping:
-    """While it is entered, SIGINT, SIGTERM and SIGUSR1 put a file where the workers look for it once a step.
-
-    Only in the main thread, where signals arrive; elsewhere it changes nothing.
-    """
-
-    heard: ClassVar[int | None] = None
+    last: ClassVar[int | None] = None
     """The last signal that came to this process while workers ran. A job that was just ending completes all the same;
     whoever runs several looks here before the next one."""
 
     def __init__(self, flag_file: Path, grace_seconds: float) -> None:
+        super().__init__()
         self.flag_file, self.grace = flag_file, grace_seconds
-        self.asked_by: int | None = None
         self.deadline = float("inf")
         self.at_once = False
         """Whether nobody is to be waited for any more."""
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Stopping":
+    def __enter__(self) -> Self:
         self.flag_file.unlink(missing_ok=True)
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
-        return self
+        return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        super().__exit__()
         self.flag_file.unlink(missing_ok=True)
 
     def check(self) -> None:
@@ -63,12 +53,13 @@ class Stopping:
             raise KeyboardInterrupt
         raise Preempted("stopped without saving; the same command goes on from the last checkpoint, if there is one")
 
-    def _signalled(self, number: int, _: FrameType | None) -> None:
-        Stopping.heard = number
-        if self.asked_by is not None and number == signal.SIGINT:
+    def heard(self, number: int, first: bool) -> None:
+        """See `StopRequest`."""
+        Stopping.last = number
+        if not first and number == signal.SIGINT:
             self.at_once = True
             raise KeyboardInterrupt
-        if self.asked_by is None:
-            self.asked_by, self.deadline = number, time.monotonic() + self.grace
+        if first:
+            self.deadline = time.monotonic() + self.grace
             self.flag_file.touch()
             log.warning("ending after this step, and saving (Ctrl-C to leave at once)")

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import IO, Any
 
+from ..common.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PREEMPTED
 from ..common.paths import UnsafeNameError, check_name
 from ..config import LaunchConfig, Preempted, RunConfig, UserError, from_dict, secrets, to_dict
 from ..config.folders import home
@@ -35,7 +36,6 @@ from .nodes import Nodes
 from .output import pump
 from .presence import Mailbox, Presence
 from .processes import end_group
-from .several import EXIT_ERROR, EXIT_OK, EXIT_PREEMPTED
 from .share import Share
 from .stopping import Stopping
 

@@ -9,17 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zenml.enums import ExecutionStatus
 from zenml.step_operators.base_step_operator import BaseStepOperator
 from zenml.step_operators.step_operator_entrypoint_configuration import StepOperatorEntrypointConfiguration
 
+from ..common.stop_request import StopRequest
 from ..config import Preempted
 from ..launch.processes import START, end_group
 from ..launch.skypilot import STORE, VARIABLE
-from ..launch.stopping import SIGNALS
 from .settings import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
 if TYPE_CHECKING:
@@ -132,26 +131,13 @@ _children: dict[str, _Child] = {}
 """By step run; ZenML makes a new operator object for every call."""
 
 
-class _HandedOn:
+class _HandedOn(StopRequest):
     """While it is entered, signals to this process go to a child, which knows what to do about them."""
 
     def __init__(self, child: "subprocess.Popen[bytes]") -> None:
+        super().__init__()
         self.child = child
-        self.asked_by: int | None = None
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "_HandedOn":
-        import threading
-
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _signalled(self, number: int, _: FrameType | None) -> None:
-        self.asked_by = self.asked_by or number
+    def heard(self, number: int, first: bool) -> None:
         if self.child.poll() is None:
             self.child.send_signal(number)

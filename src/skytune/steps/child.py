@@ -9,6 +9,7 @@ from uuid import UUID
 
 import skytune
 
+from ..common.exit_codes import EXIT_INTERRUPTED
 from ..common.output import make_lasting
 from ..config.scrubbing import log_plainly
 from ..stacks import environment
@@ -37,7 +38,7 @@ def main() -> int:
     try:
         entrypoint.main()
     except NEVER_MIND:
-        return 130
+        return EXIT_INTERRUPTED
     except BaseException as error:
         _tell(error, sys.argv)
         return 1

@@ -7,10 +7,8 @@ accelerate launch -m skytune.training JOBDIR         several, by Accelerate; or 
 import os
 import sys
 
+from ..common.exit_codes import EXIT_PREEMPTED
 from ..config import UserError
-
-EXIT_PREEMPTED = 75
-"""As of `src/run.py`: told to end, and saved; the same command goes on."""
 
 
 def main(words: list[str]) -> int:

@@ -11,9 +11,9 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import FrameType
 
 from ..common.json import load_json
+from ..common.stop_request import SIGNALS, StopRequest
 from ..config import WorkerError
 from .peers import Peers
 
@@ -22,21 +22,19 @@ log = logging.getLogger(__name__)
 FLAG_FILE = "preempt"
 """File in the job directory whose presence asks the workers to save and end."""
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
-
-class Notice:
+class Notice(StopRequest):
     """The flag of one process."""
 
     def __init__(self, flag_file: Path, rank: int, grace_seconds: float = 10.0) -> None:
+        super().__init__()
         self.flag_file, self.rank = flag_file, rank
         self.peers = Peers(flag_file, grace_seconds)
         self.reason = ""
 
     def listen(self) -> None:
         """Begin to listen for signals and, in one process of every EC2 machine, for the notice of an interruption."""
-        for number in SIGNALS:
-            signal.signal(number, self._signalled)
+        super().listen()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher starts processes with SIGUSR1 held back
         self.peers.watch()
         endpoint = os.environ.get("SKYTUNE_IMDS") or ("http://169.254.169.254" if _on_ec2() else "")
@@ -55,7 +53,8 @@ class Notice:
             self.reason = "asked by the launcher"
         return bool(self.reason)
 
-    def _signalled(self, number: int, _: FrameType | None) -> None:
+    def heard(self, number: int, first: bool) -> None:
+        """See `StopRequest`."""
         self.reason = self.reason or signal.Signals(number).name
 
     def _poll(self, endpoint: str, every_seconds: float = 5.0) -> None:

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from types import FrameType
 
+from ...common.stop_request import StopRequest
 from ...config import UserError
 from ...job import JobDir, RankError
 from ..gpus import threads_each
@@ -98,6 +98,18 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
 
 
+class _HandedOn(StopRequest):
+    """Hands SIGTERM on to the workers."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
+        super().__init__([signal.SIGTERM])
+        self.child = child
+
+    def heard(self, number: int, first: bool) -> None:
+        if self.child.poll() is None:
+            os.killpg(self.child.pid, number)
+
+
 def _run(job: JobDir, node: int, each: int) -> int:
     addresses = node_addresses(os.environ.get("SKYPILOT_NODE_IPS", "")) or ["127.0.0.1"]
     launch = job.job.config.launch
@@ -110,11 +122,7 @@ def _run(job: JobDir, node: int, each: int) -> int:
         agent(job, nodes, each, addresses[0], PORT), env=env, stdin=subprocess.DEVNULL, start_new_session=True
     )
 
-    def hand_on(number: int, _: FrameType | None) -> None:
-        if child.poll() is None:
-            os.killpg(child.pid, number)
-
-    signal.signal(signal.SIGTERM, hand_on)
+    _HandedOn(child).listen()
     limit = float(os.environ.get("SKYTUNE_MAX_SECONDS") or math.inf)
     try:
         code = child.wait(None if math.isinf(limit) else limit)
