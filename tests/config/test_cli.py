@@ -108,7 +108,10 @@ def test_presets_of_ones_own(command: Command, tmp_path: Path) -> None:
         (["-x"], "unknown option -x"),
         (["--multirun", "epochs=1,2"], "unknown option --multirun"),
         (["epochs=1,2"], "'epochs=1,2' asks for several runs"),
-        (["data.train=/a,b.csv"], "one value at a time, or quote a comma that is meant: \"data.train='/a,b.csv'\""),
+        (
+            ["data.train=/a,b.csv"],
+            "'data.train=/a,b.csv' asks for several runs; run one value at a time, or quote a comma that is meant: \"data.train='/a,b.csv'\"",
+        ),
         (["epcohs=1"], "unknown key 'epcohs': did you mean epochs?"),
         (["epochs=two"], "epochs='two': must be a whole number"),
         (["pipeline=evaluate"], "pipeline=evaluate needs checkpoint=PATH"),
