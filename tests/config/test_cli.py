@@ -110,7 +110,8 @@ def test_presets_of_ones_own(command: Command, tmp_path: Path) -> None:
         (["epochs=1,2"], "'epochs=1,2' asks for several runs"),
         (
             ["data.train=/a,b.csv"],
-            "'data.train=/a,b.csv' asks for several runs; run one value at a time, or quote a comma that is meant: \"data.train='/a,b.csv'\"",
+            "'data.train=/a,b.csv' asks for several runs; run one value at a time, or quote a comma that is meant: "
+            "\"data.train='/a,b.csv'\"",
         ),
         (["epcohs=1"], "unknown key 'epcohs': did you mean epochs?"),
         (["epochs=two"], "epochs='two': must be a whole number"),
