@@ -55,8 +55,8 @@ REFUSED = [
     "launch.num_processes=0",
     "launch.num_processes=some",
     "launch.threads=0",
-    "launch.grace_seconds=0.0",
-    "launch.start_timeout_seconds=-1.0",
+    "launch.timeouts.kill=0.0",
+    "launch.timeouts.start=-1.0",
     "debug.profile_steps=-1",
 ]
 """One value that is wrong by itself; the rest of the configuration is the default."""

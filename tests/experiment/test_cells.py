@@ -187,7 +187,7 @@ def test_what_fits_is_taken(design: Design) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        {"checkpoint": {"every_steps": 7, "keep": 5, "store": "/elsewhere", "retry_seconds": 1.0}},
+        {"checkpoint": {"every_steps": 7, "keep": 5, "store": "/elsewhere"}, "launch": {"timeouts": {"store": 1.0}}},
         {"compute": {"device": "cpu", "region": "eu-west-1", "keep_on_failure": 30, "max_hours": 2.0}},
     ],
     ids=["checkpoint", "compute"],

@@ -221,7 +221,7 @@ def test_a_running_cell_is_told_to_end_before_the_money_is_gone(design: Design) 
     from skytune.pricing.prices import Price
     from skytune.training.preemption import FLAG_FILE
 
-    config = design({"launch": {"stop_seconds": 10.0}}, factors={"rows": [16]}, max_usd=1.0)
+    config = design({"launch": {"timeouts": {"stop": 10.0}}}, factors={"rows": [16]}, max_usd=1.0)
     plan = make_plan(config, prices=lambda machine: Price(320.0, "a made list"))  # 10 + 1 s to end cost 0.98 USD
     store = ResultsStore("test")
     job = JobDir(store.path / "job")

@@ -130,9 +130,7 @@ def test_a_rank_that_hangs_on_another_machine(
         "threads": 1,
         "master_addr": "127.0.0.1",
         "master_port": port,
-        "start_timeout_seconds": 20.0,
-        "grace_seconds": 2.0,
-        "nodes_timeout_seconds": 60.0,
+        "timeouts": {"start": 20.0, "kill": 2.0},
     }
     harm = {"_target_": f"{trouble}.Trouble", "folder": str(pids), "kind": "sleep", "rank": 1}
     config = RunConfig.parse({"launch": {**launch, "node_rank": 1}, "callbacks": {"t": harm}})
@@ -151,7 +149,7 @@ def test_a_rank_that_hangs_on_another_machine(
         with pytest.raises(WorkerError) as caught:
             run_job(rows=64, validation=4, test=4, launch=launch, callbacks={"t": harm})
         first, *rest = str(caught.value).splitlines()
-        waited = "kept the others waiting for more than 20 s (launch.start_timeout_seconds), and was ended"
+        waited = "kept the others waiting for more than 20 s (launch.timeouts.start), and was ended"
         assert first == f"worker process 1 {waited}"
         assert any("trouble ahead on rank 1" in line for line in rest)
         assert time.monotonic() - begun < 150

@@ -78,7 +78,7 @@ def test_interrupted_and_killed_launchers_leave_nothing(written: Any, pids: Path
     """Both at once, one with one worker and one with two: they take the time of one."""
     drivers = {}
     for name, count in (("interrupted", 1), ("killed", 2)):
-        job = written(name, pids, num_processes=count, threads=1, grace_seconds=5.0)
+        job = written(name, pids, num_processes=count, threads=1, timeouts={"kill": 5.0})
         drivers[name] = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(job.root)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -108,7 +108,7 @@ def test_signals_to_everybody_a_second_ctrl_c_and_a_lost_agent(written: Any, pid
     drivers = {}
     try:
         for name, kind in kinds.items():
-            job = written(name, pids, kind, num_processes=2, threads=1, grace_seconds=30.0, stop_seconds=60.0)
+            job = written(name, pids, kind, num_processes=2, threads=1, timeouts={"kill": 30.0, "stop": 60.0})
             drivers[name] = subprocess.Popen(
                 [sys.executable, "-c", DRIVER, str(job.root)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ComputeConfig, LaunchConfig, RunConfig, UserError, WorkerError
+from skytune.config.compute import TimeoutsConfig
 from skytune.job import Job, JobDir, RankError
 from skytune.launch import LocalLauncher, follow, local, processes
 from skytune.launch.gpus import processes_wanted, threads_each
@@ -26,7 +27,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job
 
     def run(script: str, wanted: int = 1, grace: float = 2.0) -> JobDir:
         job = JobDir(tmp_path / "job")
-        settings = LaunchConfig(num_processes=wanted, threads=1, grace_seconds=grace)
+        settings = LaunchConfig(num_processes=wanted, threads=1, timeouts=TimeoutsConfig(kill=grace))
         job.write_job(Job(kind="train", run_key="k", config=RunConfig(launch=settings), labels=["a", "b"]))
         head = (
             f"import json, os, signal, subprocess, sys, time\nfrom pathlib import Path\nJOB = Path({str(job.root)!r})\n"

@@ -64,7 +64,7 @@ def test_a_rank_that_hangs_because_its_peer_died_ends_within_the_grace(
     with pytest.raises(UserError, match=r"worker process 1 failed: it was ended by SIGKILL") as caught:
         run_job(
             rows=64,
-            launch={"num_processes": 2, "threads": 1, "grace_seconds": 2.0},
+            launch={"num_processes": 2, "threads": 1, "timeouts": {"kill": 2.0}},
             max_steps=8,
             checkpoint={"store": str(store), "every_steps": 2},
             callbacks={"lost": callback},

@@ -121,7 +121,7 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
                     "select": "best",
                     "metric": "loss",
                 },
-                "launch": {"threads": 1, "num_processes": 4, "grace_seconds": 3.0, **launch},
+                "launch": {"threads": 1, "num_processes": 4, **launch},
             },
         )
 
@@ -141,7 +141,7 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
     )
 
     def both(name: str, url: str, engine: dict[str, str]) -> tuple[Side, Side]:
-        launch = {"share": url, "nodes_timeout_seconds": 100.0, "silence_seconds": SILENCE}
+        launch = {"share": url, "timeouts": {"kill": 3.0, "start": 100.0, "heartbeat": SILENCE}}
         found = config(launch, hold)
         story.jobs[name] = job = lay(base / "a" if "://" in url else share, config=found, **data)
         file = base / f"{name}.json"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skytune.config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig
+from skytune.config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig, from_dict
 from skytune.job import JobDir
 from skytune.launch.gpus import processes_each, refuse_missing
 from skytune.launch.local import agent
@@ -190,15 +190,15 @@ def test_what_contradicts_itself_is_one_line(name: str) -> None:
         ({"hosts": ["a", "b", "a"]}, r"launch.hosts=\[a,b,a\]: a is named twice"),
         ({"hosts": [""]}, r"launch.hosts=\[''\]: a name is empty"),
         ({"gpu_ids": "0 1"}, "launch.gpu_ids=0 1"),
-        ({"nodes_timeout_seconds": 0.0}, "launch.nodes_timeout_seconds"),
-        ({"silence_seconds": -1.0}, "launch.silence_seconds"),
+        ({"timeouts": {"start": 0.0}}, "launch.timeouts.start"),
+        ({"timeouts": {"heartbeat": -1.0}}, "launch.timeouts.heartbeat"),
         ({"share": "hf://a/b"}, "launch.share=hf://a/b: a folder, file:///folder or s3://bucket/folder is meant"),
         ({"share": "s3://"}, "launch.share=s3://"),
     ],
 )
 def test_a_value_that_cannot_be(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
-        LaunchConfig(**settings)
+        from_dict(LaunchConfig, settings)
 
 
 @pytest.mark.parametrize(

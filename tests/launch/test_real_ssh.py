@@ -90,9 +90,8 @@ def test_a_host_is_started_and_trains(
                 "threads": 1,
                 "num_processes": 2,
                 "hosts": [f"root@{Cable.addresses[1]}"],
-                "nodes_timeout_seconds": 60.0,
+                "timeouts": {"start": 60.0, "kill": 3.0},
                 "master_addr": Cable.addresses[0],
-                "grace_seconds": 3.0,
             },
         },
     )

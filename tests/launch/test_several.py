@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from skytune.config import ComputeConfig, LaunchConfig, Preempted, RunConfig, UserError, WorkerError
+from skytune.config import ComputeConfig, LaunchConfig, Preempted, RunConfig, UserError, WorkerError, from_dict
 from skytune.job import Job, JobDir
 from skytune.launch import several
 from skytune.launch.machine import differs, lacks
@@ -47,14 +47,14 @@ def wait(path):
 # Another machine, as src/run.py has it; its workers are a script instead of torchrun's agent.
 OTHER = """
 import json, signal, sys
-from skytune.config import LaunchConfig, Preempted, RunConfig, UserError
+from skytune.config import Preempted, RunConfig, UserError
 from skytune.launch import worker_node
 from skytune.launch.nodes import Nodes
 script, launch = sys.argv[1], json.loads(sys.argv[2])
 def told(*_): raise KeyboardInterrupt
 signal.signal(signal.SIGTERM, told)
 worker_node.agent = lambda job, *rest: [sys.executable, "-c", script, str(job.root)]
-config = RunConfig(launch=LaunchConfig(**launch))
+config = RunConfig.parse({'launch': launch})
 import logging
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 try:
@@ -103,9 +103,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "nodes": 2,
         "master_port": port,
         "threads": 1,
-        "grace_seconds": 2.0,
-        "nodes_timeout_seconds": 90.0,
-        "silence_seconds": 5.0,
+        "timeouts": {"kill": 2.0, "start": 90.0, "heartbeat": 5.0},
     }
 
 
@@ -135,7 +133,7 @@ def node_0(job: JobDir, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatc
     """Return a function that runs node 0 with a script in place of its workers."""
 
     def run(script: str, config: RunConfig | None = None, **changed: Any) -> None:
-        launch = LaunchConfig(**{**settings, "num_processes": settings["nodes"] or 2, **changed})
+        launch = from_dict(LaunchConfig, {**settings, "num_processes": settings["nodes"] or 2, **changed})
         config = config or RunConfig()
         config.launch = launch
         count = launch.nodes or 1 + len(launch.hosts)
@@ -236,7 +234,7 @@ def test_a_machine_that_dies_is_named(
     other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir, settings: Any
 ) -> None:
     """With all its processes; the workers here would wait for its own for ever."""
-    settings["silence_seconds"] = 4.0
+    settings["timeouts"]["heartbeat"] = 4.0
     second = other("(JOB / 'pid').write_text(f'{os.getpid()} {os.getppid()}'); time.sleep(600)")
     with pytest.raises(WorkerError) as caught:
         node_0(
@@ -244,7 +242,7 @@ def test_a_machine_that_dies_is_named(
             "[os.kill(int(pid), signal.SIGKILL) for pid in (JOB / 'pid').read_text().split()]; sys.exit(1)"
         )
     assert re.fullmatch(
-        rf"node 1 \({HOST}\) has not been heard of for 4 s \(launch.silence_seconds\); "
+        rf"node 1 \({HOST}\) has not been heard of for 4 s \(launch.timeouts.heartbeat\); "
         "the same command goes on from the last checkpoint, if there is one",
         str(caught.value),
     )
@@ -265,8 +263,8 @@ sys.exit(apart.main(Path(sys.argv[1])))
 def test_node_0_that_dies_ends_the_others(
     other: Callable[..., Machine], job: JobDir, settings: Any, tmp_path: Path
 ) -> None:
-    settings["silence_seconds"] = 4.0
-    config = RunConfig(launch=LaunchConfig(**{**settings, "num_processes": 2, "master_addr": "127.0.0.1"}))
+    settings["timeouts"]["heartbeat"] = 4.0
+    config = RunConfig(launch=from_dict(LaunchConfig, {**settings, "num_processes": 2, "master_addr": "127.0.0.1"}))
     config.compute.device = ComputeConfig(device="cpu").device  # type: ignore[arg-type]
     job.write_job(Job(kind="train", run_key=KEY, config=config, labels=["a", "b"]))
     script = HEAD + "(JOB / 'pid-0').write_text(str(os.getpid())); time.sleep(600)"
@@ -282,8 +280,8 @@ def test_node_0_that_dies_ends_the_others(
         os.kill(int((job.root / "pid-0").read_text()), signal.SIGKILL)
     assert second.code() == 1
     assert re.fullmatch(
-        rf"error: node 0 \({HOST}\) has not been heard of for 4 s \(launch.silence_seconds\): this machine's workers "
-        "were ended",
+        rf"error: node 0 \({HOST}\) has not been heard of for 4 s \(launch.timeouts.heartbeat\): "
+        "this machine's workers were ended",
         second.said.splitlines()[-1],
     )
     _assert_gone(int((job.root / "pid").read_text()))
@@ -309,9 +307,9 @@ def test_who_is_missing_is_said_after_the_wait(
     there = other("time.sleep(600)", rank=2)
     share, host = settings["share"], socket.gethostname()
     with pytest.raises(UserError) as caught:
-        node_0("time.sleep(600)", nodes_timeout_seconds=8.0)
+        node_0("time.sleep(600)", timeouts={"kill": 2.0, "start": 8.0, "heartbeat": 5.0})
     assert str(caught.value).startswith(
-        f"node 1 did not come within 8 s (launch.nodes_timeout_seconds; here: node 2 ({host})); all machines must see "
+        f"node 1 did not come within 8 s (launch.timeouts.start; here: node 2 ({host})); all machines must see "
         f"launch.share={share}; "
     )
     assert there.code() == 1
@@ -319,10 +317,10 @@ def test_who_is_missing_is_said_after_the_wait(
 
 
 def test_a_node_0_that_never_comes(other: Callable[..., Machine], settings: Any) -> None:
-    alone = other(nodes_timeout_seconds=1.0)
+    alone = other(timeouts={"kill": 2.0, "start": 1.0, "heartbeat": 5.0})
     assert alone.code() == 1
     assert alone.said.splitlines()[-1] == (
-        "error: launch.nodes=2: node 0 did not come within 1 s (launch.nodes_timeout_seconds); all machines must see "
+        "error: launch.nodes=2: node 0 did not come within 1 s (launch.timeouts.start); all machines must see "
         f"launch.share={settings['share']}"
     )
 
@@ -349,7 +347,9 @@ def test_what_an_earlier_attempt_left_is_not_taken(
     other: Callable[..., Machine], node_0: Callable[..., None], settings: Any
 ) -> None:
     """A node 0 that was killed left its word, and so did the other machine."""
-    share = Share(RunConfig(launch=LaunchConfig(**settings)), Nodes(2, 0, "127.0.0.1", settings["master_port"]))
+    share = Share(
+        RunConfig(launch=from_dict(LaunchConfig, settings)), Nodes(2, 0, "127.0.0.1", settings["master_port"])
+    )
     work = {"mark": "m", "run_key": KEY, "each": 1, "address": "127.0.0.1", "port": 1}
     share.write(0, json.dumps({"attempt": "a", "beat": 7, "job": work, "exit": 0}).encode())
     share.write(1, json.dumps({"attempt": "b", "beat": 9, "leader": "a", "mark": "m", "left": 1}).encode())
@@ -390,7 +390,7 @@ def test_a_word_that_makes_no_sense_deletes_nothing(
     share = Path(settings["share"])
     for name in ("runs/precious", "joined/precious"):
         (share / name).mkdir(parents=True)
-    launch = LaunchConfig(**settings)
+    launch = from_dict(LaunchConfig, settings)
     node = worker_node.WorkerNode(Share(RunConfig(launch=launch), Nodes(2, 1, "a")), Nodes(2, 1), launch, None)
     node.mailbox.private = private
     word = {"mark": "m", "run_key": KEY, "each": 1, "address": "a", "port": 1, **change}
@@ -402,7 +402,7 @@ def test_a_word_that_makes_no_sense_deletes_nothing(
 
 
 def test_noise_in_the_share_is_no_word(settings: Any) -> None:
-    share = Share(RunConfig(launch=LaunchConfig(**settings)), Nodes(6, 0, "a"))
+    share = Share(RunConfig(launch=from_dict(LaunchConfig, settings)), Nodes(6, 0, "a"))
     presence = Presence(share, 0, [1, 2, 3, 4, 5], 10.0, {})
     good = {"attempt": "x", "beat": 1, "host": "h"}
     noise = [b"", b"[" * 100_000, b"[1]", b"\xff\xfe", b"1" * (LARGEST + 1)]
@@ -422,7 +422,7 @@ def test_noise_in_the_share_is_no_word(settings: Any) -> None:
 def test_a_share_that_fails_ends_both_sides_with_a_line(
     why: str, other: Callable[..., Machine], node_0: Callable[..., None], job: JobDir, settings: Any
 ) -> None:
-    settings["silence_seconds"] = 4.0
+    settings["timeouts"]["heartbeat"] = 4.0
     share, over = Path(settings["share"]), threading.Event()
     share.mkdir()
 
@@ -482,7 +482,7 @@ def test_a_run_without_training_ends_the_others_by_its_code(
     """A cached one, or one that failed before."""
     waiting = other()
     nodes = Nodes(2, 0, "127.0.0.1", settings["master_port"])
-    several.Lead.begin(RunConfig(launch=LaunchConfig(**settings)), nodes)
+    several.Lead.begin(RunConfig(launch=from_dict(LaunchConfig, settings)), nodes)
     lead = several.Lead.current
     assert lead is not None
     _until(lambda: bool(lead.word(1)), waiting)

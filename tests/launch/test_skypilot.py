@@ -187,7 +187,7 @@ def test_a_job_that_takes_too_long_is_ended_with_the_reason(tmp_path: Path, run_
     for name in ("inputs",):
         (job.root).mkdir(parents=True)
         os.symlink(done.job.root / name, job.root / name)
-    held.config.launch.stop_seconds = 1.0
+    held.config.launch.timeouts.stop = 1.0
     job.write_job(held)
     env = {**os.environ, "SKYTUNE_MAX_SECONDS": "1"}
     words = [sys.executable, "-m", "skytune.launch.skypilot.node", str(job.root)]

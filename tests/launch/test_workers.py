@@ -158,7 +158,7 @@ def test_runs_at_once(run_job: Any, trouble: str, pids: Path, left: Any, caplog:
     runs: dict[str, dict[str, Any]] = {
         "a": {"name": "same"},
         "b": {"name": "same"},
-        "c": {"name": "other", "callbacks": linger, "launch": {"grace_seconds": 1.0}},
+        "c": {"name": "other", "callbacks": linger, "launch": {"timeouts": {"kill": 1.0}}},
     }
     with caplog.at_level("WARNING", logger="skytune"):
         found = at_once(run_job, runs)

@@ -63,7 +63,7 @@ def test_the_pods_of_a_job_find_each_other() -> None:
 @pytest.mark.parametrize("name", PODS)
 def test_a_pod_has_the_time_to_save(name: str) -> None:
     launch = LaunchConfig()
-    needed = launch.stop_seconds + launch.grace_seconds + LOGS_SECONDS + FAREWELL_SECONDS
+    needed = launch.timeouts.stop + launch.timeouts.kill + LOGS_SECONDS + FAREWELL_SECONDS
     assert PODS[name]["spec"]["terminationGracePeriodSeconds"] > needed
 
 

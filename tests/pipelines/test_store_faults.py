@@ -33,7 +33,7 @@ def words(small: list[str]) -> list[str]:
         *small,
         "checkpoint.store=s3://runs/mine",
         "checkpoint.every_steps=5",
-        "checkpoint.retry_seconds=0.2",
+        "launch.timeouts.store=0.2",
         "checkpoint.select=last",
     ]
 

@@ -38,7 +38,7 @@ def lay(place: Any) -> Callable[[str, float], Path]:
         fast = {"store": f"hf://me/{name}", "every_steps": 2, "asynchronous": True, "stall_seconds": 0.0}
         impatient = {"impatient": {"_target_": "hindrances.Impatient"}}
         job: Path = place.lay(
-            name, checkpoint={**fast, "retry_seconds": retry_seconds}, callbacks=impatient, **SETTINGS
+            name, checkpoint=fast, launch={"timeouts": {"store": retry_seconds}}, callbacks=impatient, **SETTINGS
         )
         return job
 

@@ -63,8 +63,10 @@ def jobs(place: Any) -> Callable[..., tuple[Path, Path]]:
 
     def make(url: str, lease_seconds: float) -> tuple[Path, Path]:
         name = f"run-{len(list((place.home / 'runs').iterdir()))}"
-        saves = {"store": url, "every_steps": 2, "asynchronous": False, "lease_seconds": lease_seconds}
-        first: Path = place.lay(name, checkpoint=saves, **SETTINGS)
+        saves = {"store": url, "every_steps": 2, "asynchronous": False}
+        first: Path = place.lay(
+            name, checkpoint=saves, launch={"timeouts": {"heartbeat": lease_seconds / 2}}, **SETTINGS
+        )
         second = place.home / "other-machine" / first.name
         shutil.copytree(first, second, symlinks=True)
         return first, second

@@ -53,9 +53,14 @@ def calm(lives: Any, place: Any) -> Path:
 
 @pytest.fixture
 def lay(place: Any) -> Callable[..., Path]:
-    def lay(name: str, checkpoint: dict[str, Any] | None = None, **groups: Any) -> Path:
-        fast = {"store": f"s3://{BUCKET}/{name}", "every_steps": 2, "asynchronous": False, "retry_seconds": 1.0}
-        found: Path = place.lay(name, checkpoint={**fast, **(checkpoint or {})}, **{**SETTINGS, **groups})
+    def lay(
+        name: str, checkpoint: dict[str, Any] | None = None, timeouts: dict[str, float] | None = None, **groups: Any
+    ) -> Path:
+        fast = {"store": f"s3://{BUCKET}/{name}", "every_steps": 2, "asynchronous": False}
+        launch = {"timeouts": {"store": 1.0, **(timeouts or {})}}
+        found: Path = place.lay(
+            name, checkpoint={**fast, **(checkpoint or {})}, launch=launch, **{**SETTINGS, **groups}
+        )
         return found
 
     return lay
@@ -88,7 +93,7 @@ def test_errors_for_a_while(door: S3, lives: Any, calm: Path, lay: Any) -> None:
     """500s and 503s, one after the other and in a row: tried again with pauses, and nothing is lost."""
     answers = [(500, "InternalError")] * 5 + [(503, "SlowDown")] * 5
     door.fault = after(4, lambda: answers.pop() if answers else None)
-    job = lay("while", {"retry_seconds": 60.0})
+    job = lay("while", timeouts={"store": 60.0})
     life = lives.live(job)
     assert life.code == 0 and not answers, life.said
     assert "failed, tried again for 60 s" in life.said and "NOT SAVED" not in life.said
@@ -103,7 +108,8 @@ def test_a_save_that_hangs_does_not_stop_training(door: S3, lives: Any, calm: Pa
     door.fault = lambda method, path: away.wait(60) and None if method == "PUT" and "/step-00000004/" in path else None
     job = lay(
         "hangs",
-        {"asynchronous": True, "retry_seconds": 60.0, "stall_seconds": 0.2},
+        {"asynchronous": True, "stall_seconds": 0.2},
+        {"store": 60.0},
         callbacks={"slow": {"_target_": "hindrances.Slow", "seconds": 0.4}},
     )
     life = lives.start(job)
@@ -134,7 +140,7 @@ def test_from_some_moment_on_nothing_works(door: S3, lives: Any, calm: Path, lay
     is told, and the result says that the last checkpoint is not there."""
     name = f"never-{answer[1].lower()}"
     door.fault = after(6, lambda: answer)
-    job = lay(name, {"retry_seconds": 0.2})
+    job = lay(name, timeouts={"store": 0.2})
     life = lives.live(job)
     assert life.code == 0, life.said
     reason = {
@@ -177,7 +183,7 @@ def test_told_to_end_while_nothing_can_be_saved(
 ) -> None:
     """The real launcher does not say that it is saved."""
     door.fault = after(4, lambda: (503, "SlowDown"))
-    job = lay("told", {"retry_seconds": 0.2})
+    job = lay("told", timeouts={"store": 0.2})
     for name, value in {**door.env, "SKYTUNE_TEST_END": "5 file"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
@@ -205,7 +211,7 @@ def test_other_processes_wait_for_a_last_save_that_takes_long(door: S3, lives: A
     door.fault = lambda method, path: (
         time.sleep(9) if method == "PUT" and path.endswith("step-00000012/manifest.json") else None
     )
-    job = lay("long", {"asynchronous": True, "retry_seconds": 60.0}, launch={"start_timeout_seconds": 6.0})
+    job = lay("long", {"asynchronous": True}, {"store": 60.0, "start": 6.0})
     life = lives.live(job, 2)
     assert life.code == 0, life.said
     assert result(job)["world_size"] == 2 and result(job)["save_failed"] == ""
@@ -214,7 +220,7 @@ def test_other_processes_wait_for_a_last_save_that_takes_long(door: S3, lives: A
 
 def test_stopping_when_a_save_failed(door: S3, lives: Any, calm: Path, lay: Any) -> None:
     door.fault = after(4, lambda: (503, "SlowDown"))
-    job = lay("stops", {"retry_seconds": 0.2, "on_failure": "stop"})
+    job = lay("stops", {"on_failure": "stop"}, {"store": 0.2})
     life = lives.live(job)
     assert life.code == 1 and "NOT SAVED" not in life.said and "Traceback" not in life.said
     assert re.search(r"^checkpoint\.on_failure=stop: step 4: s3://faults/stops/\S+: gave up on ", life.said, re.M)
@@ -260,7 +266,7 @@ def test_before_training_a_store_that_refuses_ends_in_one_line(
 ) -> None:
     """Case 19: no permission, a credential that is not valid, a bucket in another region or in none."""
     door.fault = lambda method, path: answer if method in ("PUT", "POST") else None
-    job = lay(name, {"retry_seconds": 0.1, **({"store": "s3://no-such-bucket/x"} if answer is None else {})})
+    job = lay(name, {"store": "s3://no-such-bucket/x"} if answer is None else {}, {"store": 0.1})
     life = lives.live(job)
     assert life.code == 1
     said = [line for line in life.said.splitlines() if "tried again for" not in line and not line.startswith("model: ")]

@@ -266,7 +266,7 @@ def test_two_processes_end_together_in_one_line(
     with pytest.raises(UserError, match=f"^out of memory in step 4 of 18: {says}") as caught:
         train(auto=auto, model={"rows": rows, "where": "backward", "rank": 1, "calm": 3, "unused": auto}, **two)
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - start < 120  # gloo's own patience is 300 s (launch.start_timeout_seconds)
+    assert time.monotonic() - start < 120  # gloo's own patience is 300 s (launch.timeouts.start)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,34 @@ class ComputeConfig:
 
 
 @dataclass(kw_only=True)
+class TimeoutsConfig:
+    """How long is waited, in seconds."""
+
+    start: float = 300.0
+    """For all processes and machines to find each other, and for one that keeps the others waiting later on."""
+
+    stop: float = 60.0
+    """For workers to save and end after Ctrl-C, SIGTERM or SIGUSR1, before they are ended without."""
+
+    kill: float = 10.0
+    """For workers to end by themselves after another one of them has died, before they are killed."""
+
+    heartbeat: float = 30.0
+    """For a sign of life: a machine that gives none for so long is lost, and the run ends; a run that gives none for
+    twice as long may be taken over by another launch (on the Hub, where looking is slow, after 40 minutes)."""
+
+    store: float = 120.0
+    """For a store that fails in ways that pass (5xx, timeouts, no connection): it is tried again for so long before a
+    save counts as failed. In the background, too. A store times out when it stands still for so long, or for a
+    minute."""
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"launch.timeouts.{key}={value}: must be above 0")
+
+
+@dataclass(kw_only=True)
 class LaunchConfig:
     """The worker processes."""
 
@@ -166,15 +194,8 @@ class LaunchConfig:
     detach: bool = False
     """Leave a job that runs on SkyPilot's machines alone once it runs; the same command without this attaches to it."""
 
-    grace_seconds: float = 10.0
-    """How long workers may take to end after they were asked to, or after another one of them has died, before they are
-    killed."""
-
-    stop_seconds: float = 60.0
-    """How long workers may take to save and end after Ctrl-C, SIGTERM or SIGUSR1, before they are ended without."""
-
-    start_timeout_seconds: float = 300.0
-    """How long all processes may take to find each other, and how long one may keep the others waiting later on."""
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    """How long is waited."""
 
     nodes: int | None = None
     """Machines that train together; `num_processes` counts the processes of all of them. Empty: what the variables of
@@ -197,12 +218,6 @@ class LaunchConfig:
     """The other machines (`[a,me@b]`): this one is node 0 and starts them over SSH, which must need no password; inputs
     and logs go by rsync."""
 
-    nodes_timeout_seconds: float = 300.0
-    """How long node 0 waits for the others, and they for node 0."""
-
-    silence_seconds: float = 30.0
-    """A machine that has not been heard of for so long while all train is lost, and the run ends."""
-
     gpu_ids: str | None = None
     """GPUs of this machine that may be used (`0,1`), by CUDA's numbers; empty takes all that are visible."""
 
@@ -222,12 +237,6 @@ class LaunchConfig:
                 raise ConfigError(f"launch.num_processes={self.num_processes}: 'auto' or a number of at least 1")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"launch.threads={self.threads}: must be at least 1")
-        if self.stop_seconds <= 0:
-            raise ConfigError(f"launch.stop_seconds={self.stop_seconds}: must be above 0")
-        if self.grace_seconds <= 0 or self.start_timeout_seconds <= 0:
-            raise ConfigError("launch.grace_seconds and launch.start_timeout_seconds must be above 0")
-        if self.nodes_timeout_seconds <= 0 or self.silence_seconds <= 0:
-            raise ConfigError("launch.nodes_timeout_seconds and launch.silence_seconds must be above 0")
         if self.nodes is not None and self.nodes < 1:
             raise ConfigError(f"launch.nodes={self.nodes}: must be at least 1")
         if self.node_rank is not None and self.node_rank < 0:

@@ -104,18 +104,9 @@ class CheckpointConfig:
     """How long one background save that is still running may hold training up in all, where the next one is due; after
     that the next ones are skipped until it is done, the last one of a run never."""
 
-    retry_seconds: float = 120.0
-    """How long a store that fails in ways that pass (5xx, timeouts, no connection) is tried again before a save counts
-    as failed. In the background, too. A store times out when it stands still for so long, or for a minute."""
-
     on_failure: OnFailure = OnFailure["continue"]
     """When a save has failed: `continue` says so and trains on (if the last one failed, the command ends with code 76);
     `stop` ends the run with an error."""
-
-    lease_seconds: float = 0.0
-    """After so long a silence of whoever trains this run, another launch may take it over; from a process of this
-    machine that is dead, and from the same launch, it is taken at once. 0 means what suits the store: 60, on the Hub
-    2400."""
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -124,9 +115,8 @@ class CheckpointConfig:
             raise ConfigError(f"checkpoint.every_steps={self.every_steps}: must not be negative")
         if not 0 <= self.every_minutes < float("inf"):
             raise ConfigError(f"checkpoint.every_minutes={self.every_minutes}: must not be negative")
-        for key in ("stall_seconds", "retry_seconds", "lease_seconds"):
-            if not 0 <= getattr(self, key) < float("inf"):
-                raise ConfigError(f"checkpoint.{key}={getattr(self, key)}: must not be negative")
+        if not 0 <= self.stall_seconds < float("inf"):
+            raise ConfigError(f"checkpoint.stall_seconds={self.stall_seconds}: must not be negative")
         self.on_failure = OnFailure(self.on_failure)
         if self.mode not in ("auto", "max", "min"):
             raise ConfigError(f"checkpoint.mode={self.mode}: allowed are auto, max, min")

@@ -123,7 +123,7 @@ class Watch:
 
     def _ahead(self, running: Running) -> float:
         """Return the seconds that a cell may go on spending after it is told to end."""
-        return LOOK + running.planned.cell.config.launch.stop_seconds
+        return LOOK + running.planned.cell.config.launch.timeouts.stop
 
     def _look(self) -> None:
         noted = time.monotonic()

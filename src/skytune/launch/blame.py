@@ -30,7 +30,7 @@ def hanging(job: JobDir, processes: int, seconds: float) -> WorkerError | None:
         return None
     names = " and ".join(map(str, silent))
     return WorkerError(
-        f"worker process {names} kept the others waiting for more than {seconds:g} s (launch.start_timeout_seconds), "
+        f"worker process {names} kept the others waiting for more than {seconds:g} s (launch.timeouts.start), "
         f"and was ended\n{_end_of_log(job, silent[0], [])}"
     )
 

@@ -54,7 +54,7 @@ class Team:
 
     def start(self, stopping: Stopping) -> "subprocess.Popen[bytes]":
         """Start this machine's workers, once the other machines are there."""
-        env = environment(self.processes, threads_each(self.launch, self.processes), self.launch.stop_seconds)
+        env = environment(self.processes, threads_each(self.launch, self.processes), self.launch.timeouts.stop)
         self._folder = tempfile.TemporaryDirectory(prefix="skytune-", ignore_cleanup_errors=True)
         env.update(loopback(Path(self._folder.name)))
         return start(command(self.job, self.processes, Path(self._folder.name)), env)
@@ -101,7 +101,7 @@ def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
     result = None
     with (
         (job.logs / "output.log").open("ab", buffering=0) as record,
-        Stopping(job.root / FLAG_FILE, launch.stop_seconds) as stopping,
+        Stopping(job.root / FLAG_FILE, launch.timeouts.stop) as stopping,
     ):
         try:
             child = team.start(stopping)
@@ -111,11 +111,11 @@ def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
                 team.check()
 
             try:
-                code = pump(child, record, tail, follower, check, job.outputs / "result.json", launch.grace_seconds)
+                code = pump(child, record, tail, follower, check, job.outputs / "result.json", launch.timeouts.kill)
             except PeerEnded:
                 code = 1
             finally:
-                end_group(child, 0.0 if stopping.at_once else launch.grace_seconds)
+                end_group(child, 0.0 if stopping.at_once else launch.timeouts.kill)
                 follower.look()
             result = job.read_result()
         finally:
@@ -133,7 +133,7 @@ def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
     if code != 0 or result is None:
         if team.lost and not any(error.user for error in job.read_errors().values()):
             raise WorkerError(f"{team.lost}; the same command goes on from the last checkpoint, if there is one")
-        raise hanging(job, team.processes, launch.start_timeout_seconds) or failure(job, code, list(tail))
+        raise hanging(job, team.processes, launch.timeouts.start) or failure(job, code, list(tail))
     if result["world_size"] != team.processes:
         raise WorkerError(f"{team.processes} worker processes were asked for, {result['world_size']} trained")
 

@@ -1,7 +1,8 @@
 """Which machines of a run are there: each says again and again, in a few lines of JSON, who it is and how it fares.
 
-A word counts once it was seen to change, and its machine as lost once it has not changed for `launch.silence_seconds`,
-by the reader's own clock: what an earlier attempt left behind, or a clock that is wrong, deceives nobody.
+A word counts once it was seen to change, and its machine as lost once it has not changed for
+`launch.timeouts.heartbeat`, by the reader's own clock: what an earlier attempt left behind, or a clock that is wrong,
+deceives nobody.
 """
 
 import json
@@ -127,7 +128,7 @@ class Presence:
         if not self._seen[rank].alive or self._now - self._seen[rank].at <= self.silence:
             return ""
         self.check(0.0)
-        return f"has not been heard of for {self.silence:g} s (launch.silence_seconds)"
+        return f"has not been heard of for {self.silence:g} s (launch.timeouts.heartbeat)"
 
     def check(self, patience: float | None = None) -> None:
         """See that this machine can be heard, and hears.

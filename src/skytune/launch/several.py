@@ -42,7 +42,7 @@ class Lead:
 
     def __init__(self, nodes: Nodes, launch: LaunchConfig, mailbox: Mailbox) -> None:
         self.nodes, self.others = nodes, range(1, nodes.count)
-        self.presence = Presence(mailbox, 0, list(self.others), launch.silence_seconds, about())
+        self.presence = Presence(mailbox, 0, list(self.others), launch.timeouts.heartbeat, about())
         self.lost: set[int] = set()
         Lead.current = self
 
@@ -119,18 +119,18 @@ class Gathered(Team):
             "127.0.0.1" if all(map(is_this_machine, launch.hosts or ["?"])) else own_address()
         )
         self._said: dict[str, Any] = {"mark": secrets.token_hex(8)}
-        self._until = time.monotonic() + launch.nodes_timeout_seconds
+        self._until = time.monotonic() + launch.timeouts.start
 
     def start(self, stopping: Any) -> "subprocess.Popen[bytes]":
         """See `Team`. The agent here waits for the others'; `check` looks who they are."""
         self.presence.mailbox.send(self.job)
         port = self._port()
-        env = environment(self.processes, threads_each(self.launch, self.each), self.launch.stop_seconds)
+        env = environment(self.processes, threads_each(self.launch, self.each), self.launch.timeouts.stop)
         env.update(network(self.address))
         child = start(agent(self.job, self.nodes, self.each, self.address, port), env)
         self._say(run_key=self.job.root.name, each=self.each, address=self.address, port=port)
         log.info("node 0 of %d is here (%s)", self.nodes.count, self.presence.mailbox.where)
-        self._until = time.monotonic() + self.launch.nodes_timeout_seconds
+        self._until = time.monotonic() + self.launch.timeouts.start
         return child
 
     def check(self) -> None:
@@ -151,7 +151,7 @@ class Gathered(Team):
         self._say(status=status)
         lost: dict[int, str] = {}
         # A machine that died takes its connections along, so that workers here fail before its silence is noticed.
-        until = time.monotonic() + max(self.launch.grace_seconds + LOGS_SECONDS, 2 * self.launch.silence_seconds)
+        until = time.monotonic() + max(self.launch.timeouts.kill + LOGS_SECONDS, 2 * self.launch.timeouts.heartbeat)
         try:
             while wait and (
                 left := [r for r in self.lead.others if r not in lost and self._word(r).get("left") is None]
@@ -193,7 +193,7 @@ class Gathered(Team):
             return ""
         there = ", ".join(self.presence.host(other) for other in self.lead.others if self._word(other))
         return (
-            f"did not come within {self.launch.nodes_timeout_seconds:g} s (launch.nodes_timeout_seconds; here: "
+            f"did not come within {self.launch.timeouts.start:g} s (launch.timeouts.start; here: "
             f"{there or 'no other'}); all machines must see {self.presence.mailbox.where}"
         )
 

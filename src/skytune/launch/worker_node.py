@@ -76,7 +76,7 @@ class WorkerNode:
             known: this machine's own command; None where node 0 has started this process itself.
         """
         self.mailbox, self.nodes, self.launch, self.known = mailbox, nodes, launch, known
-        self.presence = Presence(mailbox, nodes.rank, [0], launch.silence_seconds, about())
+        self.presence = Presence(mailbox, nodes.rank, [0], launch.timeouts.heartbeat, about())
         self.leader: Any = None
 
     def serve(self) -> int:
@@ -106,14 +106,14 @@ class WorkerNode:
 
     def _find(self) -> None:
         """Wait for node 0."""
-        until = time.monotonic() + self.launch.nodes_timeout_seconds
+        until = time.monotonic() + self.launch.timeouts.start
         log.info("node %d of %d, waiting for node 0", self.nodes.rank, self.nodes.count)
         while not (lead := self.presence.of(0)):
             self.presence.check()
             if time.monotonic() > until:
                 raise UserError(
-                    f"launch.nodes={self.nodes.count}: node 0 did not come within {self.launch.nodes_timeout_seconds:g}"
-                    f" s (launch.nodes_timeout_seconds); all machines must see {self.mailbox.where}"
+                    f"launch.nodes={self.nodes.count}: node 0 did not come within {self.launch.timeouts.start:g}"
+                    f" s (launch.timeouts.start); all machines must see {self.mailbox.where}"
                 )
             self.presence.wait()
         self.leader = lead.get("attempt")
@@ -178,13 +178,13 @@ class WorkerNode:
     def _train(self, job: JobDir, launch: LaunchConfig, mark: Any, each: int, address: str, port: int) -> None:
         """Run this machine's workers to their end."""
         rank, until = self.nodes.rank, float("inf")
-        env = environment(each * self.nodes.count, threads_each(launch, each), launch.stop_seconds)
+        env = environment(each * self.nodes.count, threads_each(launch, each), launch.timeouts.stop)
         env.update(network(own_address(address)), SKYTUNE_PROGRESS="lines")
         tail: deque[str] = deque(maxlen=200)
         job.logs.mkdir(parents=True, exist_ok=True)
         with (
             (job.logs / f"output-node-{rank}.log").open("ab", buffering=0) as record,
-            Stopping(job.logs / f".stop-{rank}", launch.stop_seconds) as stopping,
+            Stopping(job.logs / f".stop-{rank}", launch.timeouts.stop) as stopping,
         ):
 
             def check() -> None:
@@ -192,7 +192,7 @@ class WorkerNode:
                 stopping.check()
                 status = self._job(mark).get("status", "none") if self._job(mark) else "failed"
                 if status in ("completed", "preempted"):  # the workers here are at their end, too
-                    until = min(until, time.monotonic() + launch.grace_seconds)
+                    until = min(until, time.monotonic() + launch.timeouts.kill)
                 if status == "failed" or time.monotonic() > until:
                     raise _Ended
                 if stopping.asked_by is not None and not stop:
@@ -204,11 +204,11 @@ class WorkerNode:
             child, code = start(agent(job, self.nodes, each, address, port), env), EXIT_ERROR
             try:
                 follower = Follower(job.logs / f"rank-{rank * each}.log")
-                code = pump(child, record, tail, follower, check, job.outputs / ".not-here", launch.grace_seconds)
+                code = pump(child, record, tail, follower, check, job.outputs / ".not-here", launch.timeouts.kill)
             except _Ended:
                 pass
             finally:
-                end_group(child, 0.0 if stopping.at_once else launch.grace_seconds)
+                end_group(child, 0.0 if stopping.at_once else launch.timeouts.kill)
             self.mailbox.send_logs(job, rank)
             self.presence.say(left=code)
             while (now := self._job(mark)) and "collected" not in now:  # the logs may lie here still

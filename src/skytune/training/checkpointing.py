@@ -130,7 +130,7 @@ class Checkpoints(Callback):
         self.strategy = snapshot.strategy
         self.own_store = config.checkpoint.store is None
         self.cache = default_store / ".fetched"
-        retry = Retry(deadline_seconds=config.checkpoint.retry_seconds)
+        retry = Retry(deadline_seconds=config.launch.timeouts.store)
         self.store = Store.open(config.checkpoint.store or str(default_store), run_key, retry=retry)
         self.writer: Writer | None = None
         self.lease: Lease | None = None
@@ -163,13 +163,11 @@ class Checkpoints(Callback):
             self.writer = Writer(self.store, world_size=self.world.size, **options)
 
     def _open(self, launch: str) -> None:
-        expiry = self.config.checkpoint.lease_seconds
         self.store.check_writable()
         self.lease = acquire(
             self.store,
             launch,
-            expiry_seconds=expiry or None,
-            heartbeat_seconds=expiry / 4 or None,
+            heartbeat_seconds=self.store.backend.heartbeat_seconds * self.config.launch.timeouts.heartbeat / 30.0,
             wait_seconds=float("inf"),
             say=lambda line: log.warning("%s", line),
         )

@@ -114,7 +114,7 @@ def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", World]:
         del os.environ[name]
     options: list[Any] = [
         InitProcessGroupKwargs(
-            timeout=timedelta(seconds=config.launch.start_timeout_seconds), init_method=rendezvous(came_up, device)
+            timeout=timedelta(seconds=config.launch.timeouts.start), init_method=rendezvous(came_up, device)
         )
     ]
     start = time.monotonic()

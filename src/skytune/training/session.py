@@ -166,7 +166,7 @@ def _train(
     if world.main:
         remember(checkpoints.store, jobdir, jobdir.job, run.model)  # as it was written: lengths not bounded
     callbacks.append("checkpoints", checkpoints)
-    notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.grace_seconds)
+    notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.timeouts.kill)
     notice.listen()
     validation = table if config.debug.overfit else tables["validation"]
 

@@ -26,7 +26,7 @@ from .words import require
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 60.0
-"""What a stop takes on top of `launch.stop_seconds` where the workers are on other machines."""
+"""What a stop takes on top of `launch.timeouts.stop` where the workers are on other machines."""
 
 
 class SkyPilotLauncher:
@@ -69,7 +69,7 @@ class SkyPilotLauncher:
         passing = Passing.of(config, job.job.run_key)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
-        with Stopping(job.root / FLAG_FILE, config.launch.stop_seconds + STOP_GRACE_SECONDS) as stopping:
+        with Stopping(job.root / FLAG_FILE, config.launch.timeouts.stop + STOP_GRACE_SECONDS) as stopping:
             running = RecoveryLoop(job, config, compute, stopping, Exchange(job, passing))
             try:
                 running.run()

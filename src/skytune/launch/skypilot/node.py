@@ -115,7 +115,7 @@ def _run(job: JobDir, node: int, each: int) -> int:
     launch = job.job.config.launch
     asked = len(addresses) * each
     nodes = Nodes(len(addresses), node, addresses[0], PORT, "SkyPilot")
-    env = environment(asked, threads_each(launch, each), launch.stop_seconds)
+    env = environment(asked, threads_each(launch, each), launch.timeouts.stop)
     env["SKYTUNE_PROGRESS"] = "lines"
     job.logs.mkdir(parents=True, exist_ok=True)
     child = subprocess.Popen(
@@ -131,7 +131,7 @@ def _run(job: JobDir, node: int, each: int) -> int:
             f"ended after compute.max_hours={limit / 3600:g}, which the job may take at most; its checkpoints are kept"
         ) from None
     finally:
-        end_group(child, launch.stop_seconds)
+        end_group(child, launch.timeouts.stop)
     if code == 0 and node == 0 and job.read_result() is None:
         print("error: the workers ended without a result", flush=True)
         return 1

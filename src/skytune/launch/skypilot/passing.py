@@ -59,7 +59,7 @@ class Passing:
             UserError: the store's package is missing.
         """
         url = config.checkpoint.store or ""
-        return cls(url, run_key, config.checkpoint.retry_seconds) if url.startswith("s3://") else None
+        return cls(url, run_key, config.launch.timeouts.store) if url.startswith("s3://") else None
 
     # Inputs.
 
