@@ -38,9 +38,9 @@ class Impatient:
     """Counts the Hub as away after half a second: 5 s are the least that the configuration allows."""
 
     def __init__(self) -> None:
-        from skytune.training.checkpoint import patience
+        from skytune.training.checkpoint import hub
 
-        patience.seconds = 0.5
+        hub._patience = 0.5
 
     def on_run_start(self, run: Any) -> None:
         pass
