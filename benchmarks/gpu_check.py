@@ -8,7 +8,6 @@ test as `skytune.data.tables.write_split` leaves them. Prints one line a check, 
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -35,12 +34,12 @@ def run(
     shutil.rmtree(job.root, ignore_errors=True)
     job.inputs.mkdir(parents=True)
     for split in ("train", "validation", "test"):
-        os.symlink(arguments.splits / split, job.inputs / split)
+        shutil.copytree(arguments.splits / split, job.inputs / split)
     (job.inputs / "tokenizer").mkdir()
     for file in TOKENIZER_FILES:
         if (arguments.model / file).is_file():
             shutil.copy(arguments.model / file, job.inputs / "tokenizer" / file)
-    os.symlink(arguments.model, job.inputs / "weights")
+    shutil.copytree(arguments.model, job.inputs / "weights")
     values: dict[str, Any] = {"model": {"name": str(arguments.model)}, "log": {"every_steps": 1}, **groups}
     config = from_dict(RunConfig, values)
     job.write_job(

@@ -15,7 +15,7 @@ on-demand price of the EC2 machine that has such a card (its price divided by it
 
 import argparse
 import json
-import os
+import shutil
 import sys
 import tempfile
 import time
@@ -120,7 +120,7 @@ def run(cell: Cell, job: JobDir, train: Path, validation: Path, weights: Path) -
 
     job.inputs.mkdir(parents=True)
     for name, place in {"train": train, "validation": validation, "weights": weights}.items():
-        os.symlink(place.absolute(), job.inputs / name)
+        shutil.copytree(place.absolute(), job.inputs / name)
     sizes = {"train": len(TokenTable.open(train)), "validation": len(TokenTable.open(validation))}
     config = from_dict(RunConfig, {**to_dict(cell.config), "model": {"name": str(weights)}})
     job.write_job(

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -212,9 +213,9 @@ def ours(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float
         if case.get("long"):
             write_rows(long_rows(), job.inputs / "train")
         else:
-            os.symlink(arguments.data / "train", job.inputs / "train")
-        os.symlink(arguments.data / "validation", job.inputs / "validation")
-        os.symlink(model, job.inputs / "weights")
+            shutil.copytree(arguments.data / "train", job.inputs / "train")
+        shutil.copytree(arguments.data / "validation", job.inputs / "validation")
+        shutil.copytree(model, job.inputs / "weights")
         values: dict[str, Any] = {
             "model": {"name": str(model)},
             "batch": {"global_size": case["batch"], "bucket_batches": case.get("buckets", 50)},
