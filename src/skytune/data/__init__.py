@@ -6,5 +6,3 @@ Importing it costs little: torch, transformers and datasets are imported where t
 from .prepare import Prepared, prepare
 from .sources import Source
 from .splits import normalize
-
-__all__ = ["Prepared", "Source", "normalize", "prepare"]

@@ -11,19 +11,3 @@ from .running import run_experiment
 from .store import ResultsStore
 from .table import COLUMNS, frame, write_table
 from .telling import plan_text
-
-__all__ = [
-    "COLUMNS",
-    "Cell",
-    "Plan",
-    "ResultsStore",
-    "cells_of",
-    "draw",
-    "frame",
-    "make_plan",
-    "plan_text",
-    "results",
-    "run_experiment",
-    "summary",
-    "write_table",
-]

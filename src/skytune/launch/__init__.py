@@ -4,18 +4,3 @@ from .jobs import Outcome, checkpoint_hash, class_names, predict, read_predictio
 from .local import Launcher, LocalLauncher
 from .runs import RunFolder, decisive, run_key
 from .skypilot import SkyPilotLauncher
-
-__all__ = [
-    "Launcher",
-    "LocalLauncher",
-    "Outcome",
-    "RunFolder",
-    "SkyPilotLauncher",
-    "checkpoint_hash",
-    "class_names",
-    "decisive",
-    "predict",
-    "read_predictions",
-    "run_key",
-    "train",
-]

@@ -52,15 +52,3 @@ def register() -> None:
                 names[getattr(kind, "path", dotted_name(kind))] = materializer
         materializer_registry.materializer_types = ByName(types, names)
     materializer_registry.default_materializer = PlainFilesOnly
-
-
-__all__ = [
-    "MATERIALIZERS",
-    "DatasetMaterializer",
-    "ModelFolder",
-    "ModelFolderMaterializer",
-    "PlainFilesOnly",
-    "StoredTokenizer",
-    "TokenizerMaterializer",
-    "register",
-]

@@ -4,5 +4,3 @@ from .evaluation import evaluate_split
 from .page import build_report
 from .results import write_results
 from .terminal import summary
-
-__all__ = ["build_report", "evaluate_split", "summary", "write_results"]

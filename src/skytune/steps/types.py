@@ -21,5 +21,3 @@ if TYPE_CHECKING:
     Predictions = DatasetDict | None
 else:
     Dataset = DatasetDict = Datasets = Tokenizer = Predictions = Any
-
-__all__ = ["Dataset", "DatasetDict", "Datasets", "Predictions", "Tokenizer", "TokenizerFiles"]

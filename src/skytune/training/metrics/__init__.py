@@ -2,5 +2,3 @@
 
 from .packaged import packaged
 from .scoring import check, compute
-
-__all__ = ["check", "compute", "packaged"]

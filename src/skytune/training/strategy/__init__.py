@@ -9,8 +9,6 @@ from .base import Strategy, size
 if TYPE_CHECKING:
     from ..devices import World
 
-__all__ = ["Strategy", "build_strategy", "size"]
-
 
 def build_strategy(config: RunConfig, world: "World") -> Strategy:
     """Return the strategy of this run.
