@@ -104,10 +104,9 @@ def _only_what_was_declared_runs(request: pytest.FixtureRequest) -> Iterator[Non
 
 
 SLOW = '''
-"""Callbacks that leave a test time to do harm, and one that does it by itself."""
+"""A callback that leaves a test time to do harm, and one that does it by itself."""
 import os
 import time
-import urllib.request
 
 
 class Slow:
@@ -116,30 +115,6 @@ class Slow:
 
     def on_step_end(self, run):
         time.sleep(self.seconds)
-
-
-class Hold:
-    """Stays at a step on every machine but the first, until that machine's notice is there."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, run):
-        while run.step == self.step and os.environ.get("SKYPILOT_NODE_RANK", "0") != "0" and not self.told():
-            time.sleep(0.5)
-
-    def told(self):
-        base = os.environ["SKYTUNE_IMDS"] + "/latest/"
-        ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-        try:
-            asked = urllib.request.Request(base + "api/token", headers=ttl, method="PUT")
-            with urllib.request.urlopen(asked, timeout=5) as answer:
-                token = {"X-aws-ec2-metadata-token": answer.read().decode()}
-            asked = urllib.request.Request(base + "meta-data/spot/instance-action", headers=token)
-            with urllib.request.urlopen(asked, timeout=5):
-                return True
-        except OSError:
-            return False
 
 
 class Tell:

@@ -147,32 +147,24 @@ FOUR = ["launch.num_processes=4", "launch.threads=1"]
 
 @pytest.fixture(scope="module")
 def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[dict[str, Any]]:
-    """Two spot machines with two processes each, 100 steps: one machine is taken away without a notice after step 30,
-    and one of those that replace both with a notice. However slow they are: they wait for it at step 45, and the time
-    until they would be taken is never used up, since they are taken down once all is saved.
-    """
+    """Two spot machines with two processes each, 100 steps: one machine is taken away without a notice at step 30, and
+    one of those that replace both with a notice, at their first checkpoint."""
     with farm.inside():
         farm.client("s3").create_bucket(Bucket="skytune-checkpoints")
     project = new_project(infra="aws/us-west-2", instance_type="m5.large", use_spot=True, num_nodes=2)
     words = [*small, "max_steps=100", "checkpoint.every_steps=10", "log.every_seconds=0", *FOUR]
-    slow = ["+callbacks.hold._target_=slowly.Hold", "+callbacks.hold.step=45", "plugins=[slowly]"]
+    slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0.8", "plugins=[slowly]"]
     before = farm.instances(gone=True)
     process = project.start(*words, *slow, "checkpoint.store=s3://skytune-checkpoints/runs")
 
     def take(notice_s: float) -> None:
         farm.preempt(next(each for each in farm.instances() if not each.head), notice_s=notice_s)
 
-    def saved() -> bool:
-        with farm.inside():
-            found = farm.client("s3").list_objects_v2(Bucket="skytune-checkpoints", Prefix="runs/").get("Contents", [])
-        return any(each["Key"].endswith("step-00000030/manifest.json") for each in found)
-
-    said = read_until(process, "step 32/100")
-    farm.wait(saved, seconds=300)
+    said = read_until(process, "checkpoint: step 30 saved")
     take(0)
     said += read_until(process, "attempt 2 of 3")
-    said += read_until(process, "step 43/100")
-    take(600)
+    said += read_until(process, "checkpoint: step ")
+    take(120)  # as long as EC2 gives; the machines are taken down as soon as all is saved
     rest, _ = process.communicate(timeout=900)
     print(rest)
     yield {"project": project, "out": said + rest, "code": process.returncode, "machines": farm.since(before)}
@@ -184,9 +176,9 @@ def test_a_run_on_two_machines_survives_losing_them(farm: Farm, preempted: dict[
     assert len(machines) == 6 and not any(each.running for each in machines)
     project: Project = preempted["project"]
     result = project.result()
-    assert result["world_size"] == 4 and result["steps"] == 100 and result["resumed_from"] in (45, 46)
+    assert result["world_size"] == 4 and result["steps"] == 100 and result["resumed_from"] >= 40
     assert [each["ended"] for each in result["cost"]["attempts"]] == ["lost", "preempted", "done"]
-    assert re.search(r"resuming from step [34]0 .*resuming from step", preempted["out"], re.DOTALL)
+    assert re.search(r"resuming from step [3-9]0 .*resuming from step", preempted["out"], re.DOTALL)
     assert result["cost"]["phases"]["lost_s"] > 0 and result["machine_attempts"] == 3
     # Each is rounded to 0.0001 dollars.
     assert result["cost"]["usd"] >= sum(each["usd"] for each in result["cost"]["attempts"]) - 2.1e-4
@@ -202,7 +194,7 @@ def test_the_weights_are_those_of_a_run_at_home(preempted: dict[str, Any], small
     project: Project = preempted["project"]
     there = load_file(project.run_folder() / "outputs" / "model" / "model.safetensors")
     words = [*small, "max_steps=100", *FOUR, "compute=local", "compute.device=cpu", "cache=false"]
-    slow = ["+callbacks.hold._target_=slowly.Hold", "+callbacks.hold.step=45", "plugins=[slowly]"]
+    slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0", "plugins=[slowly]"]
     command = str(project.place / "src" / "run.py")
     project.python(command, *words, *slow, timeout=600, SKYTUNE_HOME=str(tmp_path / "home"))
     (here,) = (tmp_path / "home" / "runs").glob("*/outputs/model/model.safetensors")
