@@ -34,7 +34,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job
         )
         head += "def result(size): (JOB / 'outputs' / 'result.json').write_text(json.dumps({'world_size': size}))\n"
         code = head + textwrap.dedent(script)
-        monkeypatch.setattr(local, "command", lambda *a: [sys.executable, "-c", code])
+        monkeypatch.setattr(local, "module_command", lambda *a, **k: [sys.executable, "-c", code])
         LocalLauncher().run(job, ComputeConfig())
         return job
 

@@ -240,7 +240,10 @@ def test_two_machines_of_four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert each * nodes.count == 8
     assert nodes.address is not None
     words = " ".join(agent(JobDir(tmp_path), nodes, each, nodes.address, PORT))
-    assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 29511" in words
+    assert (
+        "--nproc-per-node 4 --log-dir /dev/null --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29511"
+        in words
+    )
 
 
 def test_processes_that_cannot_be_shared_out_are_refused_before_data_are_read() -> None:

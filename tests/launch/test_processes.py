@@ -101,7 +101,7 @@ def test_a_file_beside_the_package_hides_no_library(tmp_path: Path) -> None:
     )
     code = (
         "import subprocess, sys\nfrom skytune.launch import local, processes\n"
-        "words = processes.module_command('skytune.which', 'word')\n"
+        "words = processes.module_command('skytune.which', 'word', processes=1, folder=None)\n"
         "sys.exit(subprocess.run(words, env=local.environment(1, 1)).returncode)"
     )
     env = {**os.environ, "PYTHONPATH": str(source)}
@@ -113,8 +113,8 @@ def test_a_file_beside_the_package_hides_no_library(tmp_path: Path) -> None:
     assert Path(package).parent == source / "skytune"  # not another one that is installed
 
 
-def test_torchrun_leaves_no_folders() -> None:
-    words = processes.module_command("skytune.which", processes=2)
+def test_torchrun_leaves_no_folders(tmp_path: Path) -> None:
+    words = processes.module_command("skytune.which", processes=2, folder=tmp_path)
     assert words[words.index("--log-dir") + 1] == os.devnull, "else an empty /tmp/torchelastic_* every time"
 
 

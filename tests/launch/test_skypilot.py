@@ -128,7 +128,7 @@ def test_blank_lines_among_the_addresses_are_none(tmp_path: Path) -> None:
     addresses = node_addresses("10.0.0.1\n10.0.0.2\n\n")
     assert addresses == ["10.0.0.1", "10.0.0.2"]
     words = " ".join(agent(JobDir(tmp_path), Nodes(2, 1), 4, addresses[0], 29517))
-    assert "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1" in words
+    assert "--nproc-per-node 4 --log-dir /dev/null --nnodes 2 --node-rank 1 --master-addr 10.0.0.1" in words
 
 
 def test_missing_gpus_are_refused_before_data_is_read() -> None:

@@ -1,5 +1,6 @@
 """The doctor: two whole runs in processes of their own (a good machine, a bad one), and every check by itself."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +219,22 @@ def test_processes_that_do_not_find_each_other_are_ended() -> None:
     assert finding.level is Level.fail
     assert "no result within" in finding.text
     assert time.monotonic() - start < 10
+
+
+def test_processes_that_add_up_listen_on_the_loopback_alone() -> None:
+    import psutil
+
+    found: set[str] = set()
+    with ThreadPoolExecutor() as pool:
+        checked = pool.submit(checks.all_reduce)
+        while not checked.done():
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    places = process.net_connections("inet")
+                    found |= {place.laddr.ip for place in places if place.status == psutil.CONN_LISTEN}
+        (finding,) = checked.result()
+    assert finding.level is Level.ok
+    assert found <= {"127.0.0.1"}
 
 
 def test_a_backend_that_fails_says_why() -> None:

@@ -23,7 +23,7 @@ from .gpus import machine_is_busy, processes_wanted, threads_each
 from .machine import network
 from .nodes import Nodes
 from .output import pump
-from .processes import START, check_loopback, end_group, module_command
+from .processes import check_loopback, end_group, module_command, torchrun
 from .stopping import Stopping
 
 
@@ -57,7 +57,8 @@ class Team:
         env = environment(self.processes, threads_each(self.launch, self.processes), self.launch.timeouts.stop)
         self._folder = tempfile.TemporaryDirectory(prefix="skytune-", ignore_cleanup_errors=True)
         env.update(loopback(Path(self._folder.name)))
-        return start(command(self.job, self.processes, Path(self._folder.name)), env)
+        words = ["skytune.training.worker", str(self.job.root)]
+        return start(module_command(*words, processes=self.processes, folder=Path(self._folder.name)), env)
 
     def check(self) -> None:
         """To be called while the workers run.
@@ -138,21 +139,11 @@ def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
         raise WorkerError(f"{team.processes} worker processes were asked for, {result['world_size']} trained")
 
 
-def command(job: JobDir, processes: int, folder: Path) -> list[str]:
-    """Return the command of the workers of this machine alone.
-
-    Args:
-        folder: an empty one on this machine's own disk.
-    """
-    return module_command("skytune.training.worker", str(job.root), processes=processes, store=folder / "agent")
-
-
 def agent(job: JobDir, nodes: Nodes, each: int, master: str, port: int) -> list[str]:
     """Return the command of the workers of one of several machines."""
-    words = [sys.executable, "-m", "torch.distributed.run"]
-    words += ["--nnodes", str(nodes.count), "--node-rank", str(nodes.rank), "--nproc-per-node", str(each)]
-    words += ["--master-addr", master, "--master-port", str(port), "--max-restarts", "0", "--log-dir", os.devnull]
-    return [*words, str(START), "skytune.training.worker", str(job.root)]
+    options = ["--nnodes", str(nodes.count), "--node-rank", str(nodes.rank)]
+    options += ["--master-addr", master, "--master-port", str(port)]
+    return torchrun(each, *options, run=["skytune.training.worker", str(job.root)])
 
 
 def loopback(folder: Path) -> dict[str, str]:

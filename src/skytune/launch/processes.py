@@ -18,21 +18,22 @@ KILLED = 5.0
 START = Path(__file__).with_name("start.py")
 
 
-def module_command(module: str, *words: str, processes: int = 1, store: Path | None = None) -> list[str]:
-    """Return the command that runs a module: directly for one process, through torchrun for several.
+def module_command(module: str, *words: str, processes: int, folder: Path) -> list[str]:
+    """Return the command that runs a module on this machine: directly for one process, through torchrun for several.
 
     Args:
-        store: a file through which torchrun's agent meets itself, in place of a store that listens on a port.
+        folder: an empty one on this machine's own disk: torchrun's agent meets itself there, not at a port.
     """
-    run = [str(START), module, *words]
     if processes == 1:
-        return [sys.executable, *run]
-    torchrun = ["-m", "torch.distributed.run", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes)]
-    torchrun += ["--log-dir", os.devnull]
-    if store is None:
-        return [sys.executable, *torchrun, "--standalone", *run]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", str(store)]
-    return [sys.executable, *torchrun, *run]
+        return [sys.executable, str(START), module, *words]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", str(folder / "agent")]
+    return torchrun(processes, *meeting, "--local-addr", "127.0.0.1", run=[module, *words])
+
+
+def torchrun(each: int, *options: str, run: list[str]) -> list[str]:
+    """Return the command of an agent that runs a module, `each` times."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(each), "--log-dir", os.devnull]
+    return [*words, *options, str(START), *run]
 
 
 def check_loopback() -> None:
@@ -42,8 +43,8 @@ def check_loopback() -> None:
         UserError: its loopback interface is down.
     """
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("127.0.0.1", 9))  # nothing is sent
     except OSError as error:
         raise UserError(
             f"processes of this machine do not reach each other at 127.0.0.1 ({error.strerror or error}): "

@@ -14,14 +14,15 @@ def main(argv: list[str]) -> int:
     import torch.distributed as dist
 
     backend = argv[0]
-    rank = int(os.environ["RANK"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    file = os.environ.get("SKYTUNE_RENDEZVOUS")  # see `launch.local.loopback`; by hand there is none
     device = torch.device("cpu")
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=20))
+    meeting = f"file://{file}" if file else "env://"
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=20))
     try:
-        size = dist.get_world_size()
         # More than one value, and more than fits one small packet: what is sent for real in training.
         values = torch.full((65536,), float(rank + 1), device=device)
         dist.all_reduce(values)

@@ -77,14 +77,15 @@ def devices() -> list[Finding]:
 
 def all_reduce(backend: str = "gloo", processes: int = 2, timeout: float = REDUCE_SECONDS) -> list[Finding]:
     """Start worker processes as a run does and have them add numbers up together."""
-    from ..launch.local import environment
+    from ..launch.local import environment, loopback
     from ..launch.processes import end_group, module_command
 
     name, start = f"{processes} x {backend}", time.monotonic()
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as name_of_folder:
+        folder = Path(name_of_folder)
         child = subprocess.Popen(
-            module_command(f"{__package__}.allreduce", backend, processes=processes),
-            env=environment(processes, 1),
+            module_command(f"{__package__}.allreduce", backend, processes=processes, folder=folder),
+            env={**environment(processes, 1), **loopback(folder)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -107,16 +107,11 @@ def dashboard(address: str | None, port: int = ZENML_PORT) -> Finding:
 
 
 def port_free(port: int) -> bool:
-    """Whether a server could listen on this port of this machine."""
+    """Whether nothing listens on this port of this machine."""
     import socket
 
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just closed counts as free
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def line(finding: Finding, width: int | None = None) -> str:
