@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .checks import at_least
 from .errors import ConfigError
 
 
@@ -115,8 +116,7 @@ class BenchmarkConfig:
             raise ConfigError(f"benchmark.seeds={self.seeds}: a seed is named twice; its cell would run once")
         if any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise ConfigError(f"benchmark.seeds={self.seeds}: each must lie between 0 and 2**32 - 1")
-        if self.parallel < 1:
-            raise ConfigError(f"benchmark.parallel={self.parallel}: must be at least 1")
+        at_least(self, "benchmark", 1, "parallel")
         if self.max_usd is not None and not self.max_usd > 0:
             raise ConfigError(f"benchmark.max_usd={self.max_usd:g}: nothing can run; must be above 0, or null for none")
         for key in ("prices", "assume_samples_per_s"):
@@ -124,8 +124,7 @@ class BenchmarkConfig:
                 if not (0 < value < math.inf):
                     unknown = " (leave out what is not known)" if key == "prices" else ""
                     raise ConfigError(f"benchmark.{key}.{name}={value:g}: must be above 0{unknown}")
-        if not 0 <= self.assume_setup_s < math.inf:
-            raise ConfigError(f"benchmark.assume_setup_s={self.assume_setup_s}: must not be negative")
+        at_least(self, "benchmark", 0, "assume_setup_s")
         if self.adopt and not all(self.adopt.partition(":")[::2]):
             raise ConfigError(f"benchmark.adopt={self.adopt}: write CELL:JOB, a cell's name and a job's folder")
         if sum(map(bool, (self.dry_run, self.report_only, self.adopt))) > 1:

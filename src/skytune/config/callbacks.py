@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from .checks import at_least, together
 from .errors import ConfigError
 
 
@@ -16,12 +17,9 @@ class EarlyStoppingConfig:
     """A validation counts as better if it beats the best one by more than this."""
 
     def __post_init__(self) -> None:
-        if self.patience is not None and self.patience < 1:
-            raise ConfigError(f"early_stopping.patience={self.patience}: must be at least 1, or null for off")
-        if self.min_delta < 0:
-            raise ConfigError(f"early_stopping.min_delta={self.min_delta}: must not be negative")
-        if self.min_delta and self.patience is None:
-            raise ConfigError("early_stopping.min_delta has an effect only together with early_stopping.patience")
+        at_least(self, "early_stopping", 1, "patience", more=", or null for off")
+        at_least(self, "early_stopping", 0, "min_delta")
+        together(self, "early_stopping", "min_delta", "patience")
 
 
 @dataclass(kw_only=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .checks import above_zero, at_least
 from .durations import whole_minutes
 from .errors import ConfigError
 
@@ -42,8 +43,7 @@ class RecoveryConfig:
     """Where no spot machine can be had, take machines at the full price instead."""
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1:
-            raise ConfigError(f"compute.recovery.max_attempts={self.max_attempts}: must be at least 1")
+        at_least(self, "compute.recovery", 1, "max_attempts")
 
 
 @dataclass(kw_only=True)
@@ -124,15 +124,9 @@ class ComputeConfig:
             raise ConfigError(f"compute.usd_per_hour={self.usd_per_hour:g}: must be above 0, or null (unknown)")
         self.device = Device(self.device)
         self.fast = Fast(self.fast)
-        for key in ("num_nodes", "disk_size", "idle_minutes_to_autostop"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"compute.{key}={value}: must be at least 1")
+        at_least(self, "compute", 1, "num_nodes", "disk_size", "idle_minutes_to_autostop")
         _ = self.keep_minutes
-        for key in ("max_hourly_usd", "max_hours"):
-            value = getattr(self, key)
-            if value is not None and value <= 0:
-                raise ConfigError(f"compute.{key}={value}: must be above 0")
+        above_zero(self, "compute", "max_hourly_usd", "max_hours")
         if self.accelerators and not ACCELERATORS.fullmatch(self.accelerators):
             raise ConfigError(f"compute.accelerators={self.accelerators}: write NAME or NAME:COUNT (A10G:4)")
         for key in ("cpus", "memory"):
@@ -176,9 +170,7 @@ class TimeoutsConfig:
     minute."""
 
     def __post_init__(self) -> None:
-        for key, value in vars(self).items():
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"launch.timeouts.{key}={value}: must be above 0")
+        above_zero(self, "launch.timeouts", *vars(self))
 
 
 @dataclass(kw_only=True)
@@ -235,10 +227,7 @@ class LaunchConfig:
                 ) from None
             if self.num_processes < 1:
                 raise ConfigError(f"launch.num_processes={self.num_processes}: 'auto' or a number of at least 1")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"launch.threads={self.threads}: must be at least 1")
-        if self.nodes is not None and self.nodes < 1:
-            raise ConfigError(f"launch.nodes={self.nodes}: must be at least 1")
+        at_least(self, "launch", 1, "threads", "nodes")
         if self.node_rank is not None and self.node_rank < 0:
             raise ConfigError(f"launch.node_rank={self.node_rank}: the first machine has 0")
         if self.master_port is not None and not 0 < self.master_port < 65536:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .checks import at_least, is_seed, together
 from .errors import ConfigError
 
 
@@ -121,19 +122,15 @@ class DataConfig:
             self.source = DataSource.target
         if self.source is DataSource.target and not self._target_:
             raise ConfigError("data.source=target needs data._target_=package.module.function")
-        if self.args and not self._target_:
-            raise ConfigError("data.args has an effect only together with data._target_")
+        together(self, "data", "args", "_target_")
         for key in ("validation_fraction", "test_fraction"):
             if not 0 < getattr(self, key) < 0.5:
                 raise ConfigError(f"data.{key}={getattr(self, key)}: must lie between 0 and 0.5")
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"data.fraction={self.fraction}: must be above 0 and at most 1")
-        if self.max_rows is not None and self.max_rows < 1:
-            raise ConfigError(f"data.max_rows={self.max_rows}: must be at least 1")
-        if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise ConfigError(f"data.seed={self.seed}: must lie between 0 and 2**32 - 1")
-        if self.max_length is not None and self.max_length < 4:
-            raise ConfigError(f"data.max_length={self.max_length}: must be at least 4 tokens")
+        at_least(self, "data", 1, "max_rows")
+        is_seed(self, "data")
+        at_least(self, "data", 4, "max_length", more=" tokens")
         self.label_map = _mapping("data.label_map", self.label_map)
         if self.labels is not None and len(set(self.labels)) != len(self.labels):
             raise ConfigError(f"data.labels={self.labels}: a class is named twice")

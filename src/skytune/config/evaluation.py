@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
+from .checks import at_least, has_targets
 from .errors import ConfigError
 
 METRICS = ("accuracy", "f1", "precision", "recall", "matthews", "roc_auc")
@@ -36,21 +37,15 @@ class EvalConfig:
     """Further evaluation sets by name: split names or files, like `data.validation`. Scored at the end."""
 
     def __post_init__(self) -> None:
-        for key in ("every_epochs", "every_steps"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"eval.{key}={getattr(self, key)}: must not be negative")
-        if self.batch_size < 1:
-            raise ConfigError(f"eval.batch_size={self.batch_size}: must be at least 1")
+        at_least(self, "eval", 0, "every_epochs", "every_steps")
+        at_least(self, "eval", 1, "batch_size")
         for name in self.metrics:
             if name not in METRICS and (not name or ("/" not in name and get_close_matches(name, METRICS, 1, 0.5))):
                 raise ConfigError(
                     f"eval.metrics: unknown metric '{name}'; allowed: {', '.join(METRICS)}, a folder, or a name of the "
                     f"Hub's, such as evaluate-metric/{name}"
                 )
-        for name, spec in self.extra_metrics.items():
-            if not (isinstance(spec, dict) and isinstance(spec.get("_target_"), str)):
-                shown = name if str(name).isprintable() else repr(name)
-                raise ConfigError(f"eval.extra_metrics.{shown}: needs _target_: package.module.function")
+        has_targets("eval.extra_metrics", self.extra_metrics, "function")
         for name in self.sets:
             if name in ("train", "validation", "test"):
                 raise ConfigError(f"eval.sets.{name}: this name is taken by the data set's own split")
@@ -109,14 +104,8 @@ class CheckpointConfig:
     `stop` ends the run with an error."""
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ConfigError(f"checkpoint.keep={self.keep}: must be at least 1")
-        if self.every_steps < 0:
-            raise ConfigError(f"checkpoint.every_steps={self.every_steps}: must not be negative")
-        if not 0 <= self.every_minutes < float("inf"):
-            raise ConfigError(f"checkpoint.every_minutes={self.every_minutes}: must not be negative")
-        if not 0 <= self.stall_seconds < float("inf"):
-            raise ConfigError(f"checkpoint.stall_seconds={self.stall_seconds}: must not be negative")
+        at_least(self, "checkpoint", 1, "keep")
+        at_least(self, "checkpoint", 0, "every_steps", "every_minutes", "stall_seconds")
         self.on_failure = OnFailure(self.on_failure)
         if self.mode not in ("auto", "max", "min"):
             raise ConfigError(f"checkpoint.mode={self.mode}: allowed are auto, max, min")
@@ -133,7 +122,5 @@ class LogConfig:
     """On something that is not a terminal: a progress line at most every so many seconds."""
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1:
-            raise ConfigError(f"log.every_steps={self.every_steps}: must be at least 1")
-        if self.every_seconds < 0:
-            raise ConfigError(f"log.every_seconds={self.every_seconds}: must not be negative")
+        at_least(self, "log", 1, "every_steps")
+        at_least(self, "log", 0, "every_seconds")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from .checks import below_one, together
 from .errors import ConfigError
 
 
@@ -38,9 +39,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.name and not self._target_:
             raise ConfigError("model.name is empty: give a Hub id, a folder or a packaged model (or model._target_)")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout={self.dropout}: must be at least 0 and below 1")
-        if self.args and not self._target_:
-            raise ConfigError("model.args has an effect only together with model._target_")
+        below_one(self, "model", "dropout")
+        together(self, "model", "args", "_target_")
         if self.freeze_backbone and not self.pretrained and not self._target_:
             raise ConfigError("model.freeze_backbone=true with model.pretrained=false trains a head on noise; drop one")

@@ -6,6 +6,7 @@ from typing import Any
 
 from .benchmark import BenchmarkConfig
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
+from .checks import at_least, has_targets, is_seed
 from .compute import ComputeConfig, Device, LaunchConfig
 from .convert import from_dict
 from .data import DataConfig
@@ -40,8 +41,7 @@ class DebugConfig:
     """Record so many steps (after two warm-up steps) with torch's profiler into the run's folder. 0 is off."""
 
     def __post_init__(self) -> None:
-        if self.profile_steps < 0:
-            raise ConfigError(f"debug.profile_steps={self.profile_steps}: must not be negative")
+        at_least(self, "debug", 0, "profile_steps")
 
 
 @dataclass(kw_only=True)
@@ -165,16 +165,11 @@ class RunConfig:
         return from_dict(cls, values)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError(f"epochs={self.epochs}: must be at least 1")
-        for key in ("max_steps", "limit_train_batches", "limit_eval_batches"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"{key}={value}: must be at least 1, or null for no limit")
+        at_least(self, "", 1, "epochs")
+        at_least(self, "", 1, "max_steps", "limit_train_batches", "limit_eval_batches", more=", or null for no limit")
         if self.resume not in ("auto", "must", "never") and not self.resume.isdecimal() and "/" not in self.resume:
             raise ConfigError(f"resume={self.resume}: allowed are auto, must, never, a step's number, a path or a URL")
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed={self.seed}: must lie between 0 and 2**32 - 1")
+        is_seed(self, "")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
         if self.pipeline is Pipeline.benchmark and not self.benchmark.factors:
@@ -198,7 +193,4 @@ class RunConfig:
                 f"early_stopping.patience={self.early_stopping.patience} has no effect with one validation at the end: "
                 "set eval.every_epochs or eval.every_steps"
             )
-        for name, spec in self.callbacks.items():
-            if not (isinstance(spec, dict) and isinstance(spec.get("_target_"), str)):
-                shown = name if str(name).isprintable() else repr(name)
-                raise ConfigError(f"callbacks.{shown}: needs _target_: package.module.Class")
+        has_targets("callbacks", self.callbacks, "Class")

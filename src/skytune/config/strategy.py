@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .checks import at_least
 from .errors import ConfigError
 
 
@@ -90,11 +91,9 @@ class StrategyConfig:
             )
         if self.sharding is not Sharding.full and not fsdp:
             raise ConfigError(f"strategy.sharding={self.sharding.value} has an effect only with strategy=fsdp")
-        if self.shard_processes is not None:
-            if self.sharding is not Sharding.hybrid:
-                raise ConfigError("strategy.shard_processes has an effect only with strategy.sharding=hybrid")
-            if self.shard_processes < 1:
-                raise ConfigError(f"strategy.shard_processes={self.shard_processes}: must be at least 1")
+        if self.shard_processes is not None and self.sharding is not Sharding.hybrid:
+            raise ConfigError("strategy.shard_processes has an effect only with strategy.sharding=hybrid")
+        at_least(self, "strategy", 1, "shard_processes")
         if self.zero_options and not name.is_zero:
             raise ConfigError("strategy.zero_options has an effect only with strategy=zero1, zero2 or zero3")
         able = {Offload.optimizer: name.is_zero, Offload.parameters: fsdp or name is StrategyName.zero3}
@@ -138,8 +137,6 @@ class CompileConfig:
     empty compiles once for all lengths. `reduce_overhead` and `max_autotune` take 8 where it is empty."""
 
     def __post_init__(self) -> None:
-        if self.shapes is not None:
-            if self.shapes < 1:
-                raise ConfigError(f"compile.shapes={self.shapes}: must be at least 1")
-            if self.mode is CompileMode.off:
-                raise ConfigError("compile.shapes has an effect only with compile.mode")
+        at_least(self, "compile", 1, "shapes")
+        if self.shapes is not None and self.mode is CompileMode.off:
+            raise ConfigError("compile.shapes has an effect only with compile.mode")

@@ -6,6 +6,7 @@ from enum import Enum
 from importlib.util import find_spec
 from typing import Any
 
+from .checks import above_zero
 from .errors import ConfigError, UserError
 from .installing import add_extra
 
@@ -62,9 +63,7 @@ class WandbConfig:
     """Whatever else `wandb.init` takes, such as `job_type` or `settings`."""
 
     def __post_init__(self) -> None:
-        for key in ("init_timeout", "finish_timeout"):
-            if not 0 < getattr(self, key) < float("inf"):
-                raise ConfigError(f"tracker.wandb.{key}={getattr(self, key)}: must be above 0")
+        above_zero(self, "tracker.wandb", "init_timeout", "finish_timeout")
         for name in self.args:
             if name in OURS:
                 raise ConfigError(f"tracker.wandb.args.{name}: the run decides it")

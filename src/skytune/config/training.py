@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .checks import above_zero, at_least, below_one, together
 from .errors import ConfigError
 
 
@@ -30,10 +31,7 @@ class BatchConfig:
     """Padded lengths are multiples of this. Empty means 8, which a GPU's matrix products want; on a CPU 1."""
 
     def __post_init__(self) -> None:
-        for key in ("global_size", "bucket_batches", "pad_multiple"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"batch.{key}={value}: must be at least 1")
+        at_least(self, "batch", 1, "global_size", "bucket_batches", "pad_multiple")
         if self.micro_size is not None and not 1 <= self.micro_size <= self.global_size:
             raise ConfigError(
                 f"batch.micro_size={self.micro_size}: must lie between 1 and batch.global_size={self.global_size}"
@@ -54,10 +52,8 @@ class LoaderConfig:
     """Batches that every loader process keeps ready."""
 
     def __post_init__(self) -> None:
-        if self.num_workers < 0:
-            raise ConfigError(f"loader.num_workers={self.num_workers}: must not be negative")
-        if self.prefetch < 1:
-            raise ConfigError(f"loader.prefetch={self.prefetch}: must be at least 1")
+        at_least(self, "loader", 0, "num_workers")
+        at_least(self, "loader", 1, "prefetch")
 
 
 class OptimizerName(str, Enum):
@@ -101,18 +97,13 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if not 0 < self.lr < 10:
             raise ConfigError(f"optimizer.lr={self.lr}: must be above 0 (and below 10)")
-        if self.weight_decay < 0:
-            raise ConfigError(f"optimizer.weight_decay={self.weight_decay}: must not be negative")
+        at_least(self, "optimizer", 0, "weight_decay")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas}: two numbers, each at least 0 and below 1")
-        if self.eps <= 0:
-            raise ConfigError(f"optimizer.eps={self.eps}: must be above 0")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"optimizer.momentum={self.momentum}: must be at least 0 and below 1")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ConfigError(f"optimizer.clip_norm={self.clip_norm}: must be above 0, or null for no clipping")
-        if self.args and not self._target_:
-            raise ConfigError("optimizer.args has an effect only together with optimizer._target_")
+        above_zero(self, "optimizer", "eps")
+        below_one(self, "optimizer", "momentum")
+        above_zero(self, "optimizer", "clip_norm", more=", or null for no clipping")
+        together(self, "optimizer", "args", "_target_")
 
 
 class ScheduleName(str, Enum):
@@ -159,16 +150,12 @@ class ScheduleConfig:
     """Arguments of `_target_`."""
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0:
-            raise ConfigError(f"schedule.warmup_steps={self.warmup_steps}: must not be negative")
-        if not 0 <= self.warmup_ratio < 1:
-            raise ConfigError(f"schedule.warmup_ratio={self.warmup_ratio}: must be at least 0 and below 1")
+        at_least(self, "schedule", 0, "warmup_steps")
+        below_one(self, "schedule", "warmup_ratio")
         if self.warmup_steps and self.warmup_ratio:
             raise ConfigError("schedule.warmup_steps and schedule.warmup_ratio are both set: give one")
-        if self.scale_reference < 1:
-            raise ConfigError(f"schedule.scale_reference={self.scale_reference}: must be at least 1")
-        if self.args and not self._target_:
-            raise ConfigError("schedule.args has an effect only together with schedule._target_")
+        at_least(self, "schedule", 1, "scale_reference")
+        together(self, "schedule", "args", "_target_")
 
     def lr_scale(self, global_size: int) -> float:
         """Return the factor on `optimizer.lr` for a global batch."""
