@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from skytune.config import RunConfig, from_dict, to_dict
 from skytune.experiment.cells import Cell
 from skytune.experiment.machines import Machine
-from skytune.experiment.rows import done_row, ended_row
+from skytune.experiment.table import done_row, ended_row
 from skytune.job import Job, JobDir
 from skytune.launch.local import LocalLauncher
 from skytune.pricing.cost import Attempt
@@ -185,9 +185,10 @@ def measure(arguments: argparse.Namespace) -> int:
 
 def draw(arguments: argparse.Namespace) -> int:
     """Write the table and the page of rows that were measured elsewhere."""
-    from skytune.experiment.results import PAGE, write_page
+    from skytune.experiment.results import PAGE
     from skytune.experiment.table import frame, records, write_table
     from skytune.report.experiment import build_experiment_page
+    from skytune.report.results import write_file
 
     rows = [json.loads(line) for line in arguments.draw.read_text(encoding="utf-8").splitlines() if line.strip()]
     table = frame(rows)
@@ -204,7 +205,7 @@ def draw(arguments: argparse.Namespace) -> int:
     )
     page = build_experiment_page(name="Fine-tuning on several GPUs", rows=records(table), design=design, note=note)
     write_table(table, arguments.out)
-    write_page(page, arguments.out / PAGE)
+    write_file(arguments.out / PAGE, page.encode())
     print(f"{arguments.out / PAGE}")
     return 0
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from skytune.config import RunConfig, UserError
-from skytune.experiment.results import PAGE, draw, in_numbers, summary, write_page
+from skytune.experiment.results import PAGE, draw, in_numbers, summary
 from skytune.experiment.store import ResultsStore
 from skytune.experiment.table import CSV, PARQUET, README, frame, records, write_table
+from skytune.report.results import write_file
 
 ROW: dict[str, Any] = {
     "experiment": "e",
@@ -46,31 +47,31 @@ def test_names_with_dollars_make_a_table_and_a_page(design: Callable[..., RunCon
     assert "$a_$" in page and (ResultsStore("test").path / PAGE).read_text() == page
 
 
-@pytest.mark.parametrize("name", [CSV, README, PAGE])
+@pytest.mark.parametrize("name", [PARQUET, CSV, README, PAGE])
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def write() -> None:
         write_table(frame([ROW]), tmp_path)
-        write_page("<p>new</p>", tmp_path / PAGE)
+        write_file(tmp_path / PAGE, b"<p>new</p>")
 
-    (tmp_path / name).write_text("as it was")
-    write_text = Path.write_text
+    (tmp_path / name).write_bytes(b"as it was")
+    write_bytes = Path.write_bytes
 
-    def full(path: Path, text: str, **how: Any) -> int:
+    def full(path: Path, content: bytes) -> int:
         if name in path.name:
-            write_text(path, text[: len(text) // 2], **how)
+            write_bytes(path, content[: len(content) // 2])
             raise OSError(28, "No space left on device")
-        return write_text(path, text, **how)
+        return write_bytes(path, content)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(UserError, match="No space left on device"):
         write()
-    assert (tmp_path / name).read_text() == "as it was"
+    assert (tmp_path / name).read_bytes() == b"as it was"
     assert not list(tmp_path.glob(".*.part"))
-    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
     write()
-    assert (tmp_path / name).read_text() != "as it was" and not list(tmp_path.glob(".*.part"))
+    assert (tmp_path / name).read_bytes() != b"as it was" and not list(tmp_path.glob(".*.part"))
 
 
 def test_what_never_started_cost_nothing(design: Callable[..., RunConfig]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from skytune.config import RunConfig
 from skytune.config.folders import home
 from skytune.experiment import run_experiment
-from skytune.experiment.rows import mfu_of, steady_rate
+from skytune.experiment.table import mfu_of, steady_rate
 
 Design = Callable[..., RunConfig]
 

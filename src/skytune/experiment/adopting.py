@@ -13,9 +13,9 @@ from ..launch.runs import decisive
 from ..pricing.cost import Attempt, recorded
 from .cells import Cell
 from .plan import Planned, make_plan
-from .rows import SPLIT, done_row
 from .stale import DATA, MODEL, model_print
 from .store import ResultsStore
+from .table import SPLIT, done_row
 
 
 def adopt(config: RunConfig) -> dict[str, Any]:

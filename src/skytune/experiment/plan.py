@@ -12,8 +12,8 @@ from ..report.fit import Fit, fits, matching
 from .attempts import attempts_of
 from .cells import Cell, cells_of
 from .machines import Machine
-from .rows import base_row
 from .store import FINISHED, ResultsStore
+from .table import base_row
 
 Prices = Callable[[Machine], Price]
 

@@ -1,7 +1,6 @@
 """From a configuration to the table and the page: what the steps call."""
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common.text import MISSING, counted, duration, number
@@ -9,11 +8,12 @@ from ..config import RunConfig, UserError, to_dict
 from ..pricing.cost import dollars, spent, spent_in_all
 from ..pricing.prices import Price
 from ..report.experiment import build_experiment_page
+from ..report.results import write_file
 from .adopting import adopt
 from .plan import experiment_name, make_plan
 from .running import Launchers, run_experiment, stored_rows
 from .store import ResultsStore
-from .table import CSV, frame, records, replace_text, write_table
+from .table import CSV, frame, records, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ def draw(config: RunConfig, table: "pd.DataFrame") -> str:
     page = build_experiment_page(
         name=name, rows=records(table), design=to_dict(design), planned=planned, note=design.note
     )
-    write_page(page, folder / PAGE)
+    write_file(folder / PAGE, page.encode())
     return page
 
 
@@ -69,19 +69,6 @@ def in_numbers(table: "pd.DataFrame") -> dict[str, float]:
     found |= {status: int((table["status"] == status).sum()) for status in ("done", "failed", "stopped")}
     usd, _ = spent_in_all(records(table))
     return found if usd is None else {**found, "usd": round(usd, 6)}
-
-
-def write_page(page: str, path: Path) -> None:
-    """Write the page where a browser opens it.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, page)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def summary(config: RunConfig, table: "pd.DataFrame") -> str:

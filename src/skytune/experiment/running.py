@@ -24,9 +24,9 @@ from .attempts import attempts_of, recorded_by
 from .machines import Machine
 from .plan import Plan, Planned, Prices, asked, make_plan
 from .prepared import Splits, alike, too_few
-from .rows import SPLIT, done_row, ended_row
 from .stale import DATA, MODEL, forget_stale, model_print
 from .store import ResultsStore
+from .table import SPLIT, done_row, ended_row
 from .watching import Running, Watch, Watched
 
 log = logging.getLogger(__name__)

@@ -1,92 +1,38 @@
-"""The tidy table of an experiment: one row a cell, every column documented, units in the names."""
+"""The tidy table of an experiment: one row a cell, out of what the cell's job left (`result.json`, predictions,
+attempts). `columns.md` documents every column; units stand in the names."""
 
-import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import UserError
-from ..pricing.cost import spent
+import numpy as np
+
+import skytune
+
+from ..config import DataConfig, DataSource, RunConfig
+from ..config.folders import home
+from ..job import JobDir, read_json
+from ..pricing.cost import Attempt, Cost, spent
+from ..report.results import write_file
+from ..training.metrics import compute
+from ..training.outputs import read_predictions
+from .cells import Cell
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PARQUET, CSV, README = "results.parquet", "results.csv", "columns.md"
 
-Column = tuple[str, str, str]
+_MEANINGS = Path(__file__).with_name(README).read_text(encoding="utf-8")
 
-COLUMNS: dict[str, Column] = {
-    # name: (type, where it comes from, meaning)
-    "experiment": ("text", "design", "name of the experiment"),
-    "cell": ("text", "design", "name of the cell: levels, seed, and a hash of all that makes it"),
-    "status": ("text", "measured", "done, failed, or stopped (the budget was reached; it goes on where it stood)"),
-    "origin": ("text", "design", "run (by the benchmark) or adopted (a job that was run by hand)"),
-    "reason": ("text", "measured", "why a cell failed or was stopped"),
-    "seed": ("int", "design", "decides order of rows, new weights and dropout"),
-    "model": ("text", "design", "name of the initial model"),
-    "data": ("text", "design", "name of the data set"),
-    "train_rows": ("int", "measured", "rows of the train split"),
-    "epochs": ("float", "measured", "passes over them"),
-    "machine": ("text", "design", "instance type, `x N` for N nodes, `spot`; `local` is the machine of the command"),
-    "accelerator": ("text", "measured", "what one device is"),
-    "nodes": ("int", "design", "machines of the cell"),
-    "devices": ("int", "measured", "processes that trained, over all nodes"),
-    "strategy": ("text", "measured", "how the training step was spread"),
-    "precision": ("text", "measured", "number format of the forward and backward pass"),
-    "global_batch": ("int", "design", "rows that one optimizer step learned from"),
-    "per_device_batch": ("float", "computed", "global_batch / devices"),
-    "peak_lr": ("float", "computed", "highest learning rate, after scale_lr"),
-    "scale_lr": ("text", "design", "how the learning rate followed the global batch"),
-    "steps": ("int", "measured", "optimizer steps"),
-    "samples": ("int", "measured", "rows learned from, repetitions counted"),
-    "tokens": ("int", "measured", "tokens learned from, padding not counted"),
-    "provision_s": ("float", "measured", "paid seconds until the machines were up"),
-    "setup_s": ("float", "measured", "paid seconds of installing, starting processes, loading model and data"),
-    "train_s": ("float", "measured", "seconds in training steps"),
-    "evaluate_s": ("float", "measured", "seconds of validations and of predicting at the end"),
-    "save_s": ("float", "measured", "seconds of writing the trained model"),
-    "idle_s": ("float", "computed", "paid seconds in none of the above; work that was lost with a machine included"),
-    "total_s": ("float", "measured", "paid seconds of one node, all attempts together"),
-    "attempts": ("int", "measured", "starts, those included that were preempted, killed or interrupted"),
-    "samples_per_s": ("float", "computed", "samples / train_s, over all devices"),
-    "steady_samples_per_s": ("float", "computed", "likewise, without the first fifth of the steps (kernels start up)"),
-    "tokens_per_s": ("float", "computed", "tokens / train_s, over all devices"),
-    "mfu": (
-        "float",
-        "computed",
-        "share of the devices' 16-bit peak that real tokens used, at the steady rate (skytune.training.flops)",
-    ),
-    "parameters": ("int", "measured", "of the model"),
-    "peak_memory_bytes": ("int", "measured", "most memory of the device that rank 0's tensors took"),
-    "usd_per_hour": ("float", "design", "price of one machine (of the last attempt); empty where unknown"),
-    "price_source": ("text", "design", "where the price comes from"),
-    "usd_total": ("float", "computed", "what all attempts on all nodes cost (0: none); empty where a price is unknown"),
-    "usd_per_1000_samples": ("float", "computed", "1000 x usd_total / samples"),
-    "usd_per_accuracy_point": (
-        "float",
-        "computed",
-        "usd_total / percentage points of accuracy above baseline_accuracy",
-    ),
-    "accuracy": (
-        "float",
-        "measured",
-        "on the validation split; the test split is left alone, since cells are compared",
-    ),
-    "f1": ("float", "measured", "likewise; macro average where there are more than two classes"),
-    "loss": ("float", "measured", "mean cross-entropy in nats, likewise"),
-    "baseline_accuracy": ("float", "computed", "accuracy of always saying the most frequent class"),
-    "eval_rows": ("int", "measured", "rows of the validation split"),
-    "run_key": ("text", "measured", "key of the training run"),
-    "job": (
-        "text",
-        "measured",
-        "folder of the job, under SKYTUNE_HOME where it lies there: job.json, outputs/result.json",
-    ),
-    "finished_at": ("text", "measured", "UTC time at which the row was written"),
-    "torch": ("text", "measured", "version that trained"),
-    "skytune": ("text", "measured", "version that trained"),
+COLUMNS: dict[str, tuple[str, str, str]] = {
+    name: (kind, origin, meaning)
+    for name, kind, origin, meaning in re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| (.+) \|$", _MEANINGS, re.MULTILINE)
 }
 """By name: type, whether it is part of the design, measured, or computed from those, and meaning. Behind them comes
 `factor_NAME` for every factor of the design: the level as the design writes it."""
@@ -96,103 +42,204 @@ FACTOR = "factor_"
 TYPES = {"text": "string", "int": "Int64", "float": "Float64"}
 """Types that know what is missing."""
 
+SPLIT = "validation"
+"""Cells are compared by it; choosing by the test split would use it up."""
+
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
     """Return rows as a table with all columns of `COLUMNS` in their order, then the design's factors."""
     import pandas as pd
 
     rows = [{**row, "usd_total": spent(row)} for row in rows]
-    factors = list(dict.fromkeys(key for row in rows for key in row if key.startswith(FACTOR)))
-    columns = {}
-    for name, (kind, _, _) in COLUMNS.items():
-        columns[name] = pd.array([row.get(name) for row in rows], dtype=TYPES[kind])
-    for name in factors:
-        columns[name] = _levels([row.get(name) for row in rows])
+    columns = {
+        name: pd.array([row.get(name) for row in rows], dtype=TYPES[kind]) for name, (kind, _, _) in COLUMNS.items()
+    }
+    for name in dict.fromkeys(key for row in rows for key in row if key.startswith(FACTOR)):
+        levels = [row.get(name) for row in rows]
+        columns[name] = pd.array(levels)
+        if columns[name].dtype == object:  # of several types: text
+            texts = [level if level is None or isinstance(level, str) else json.dumps(level) for level in levels]
+            columns[name] = pd.array(texts, dtype="string")
     return pd.DataFrame(columns)
 
 
 def records(table: "pd.DataFrame") -> list[dict[str, Any]]:
     """Return the table's rows as plain values, None for what is missing."""
-    import pandas as pd
-
-    plain = table.astype(object).where(table.notna(), None).to_dict("records")
     return [
-        {
-            key: value.item() if hasattr(value, "item") else (None if value is pd.NA else value)
-            for key, value in row.items()
-        }
-        for row in plain
+        {str(name): value for name, value in row.items()}
+        for row in table.astype(object).where(table.notna(), None).to_dict("records")
     ]
 
 
-def read_table(path: Path) -> "pd.DataFrame":
-    """Return a table that `write_table` wrote (parquet, or a folder with one).
-
-    Raises:
-        UserError: there is none.
-    """
-    import pandas as pd
-
-    file = path / PARQUET if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"{path}: no results there ({PARQUET})")
-    return pd.read_parquet(file)
-
-
-def write_table(table: "pd.DataFrame", folder: Path) -> list[Path]:
-    """Write parquet, csv and what the columns mean into a folder; return the files.
+def write_table(table: "pd.DataFrame", folder: Path) -> None:
+    """Write parquet, csv and what the columns mean into a folder.
 
     Raises:
         UserError: a file cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        whole = folder / f".{PARQUET}.part"
-        table.to_parquet(whole, index=False)
-        whole.replace(folder / PARQUET)
-        text = io.StringIO()
-        table.to_csv(text, index=False, quoting=csv.QUOTE_MINIMAL, lineterminator="\n")
-        replace_text(folder / CSV, text.getvalue())
-        replace_text(folder / README, columns_text())
-    except OSError as error:
-        raise UserError(f"cannot write into {folder}: {error.strerror or error}") from error
-    return [folder / name for name in (PARQUET, CSV, README)]
+    binary, text = io.BytesIO(), io.StringIO()
+    table.to_parquet(binary, index=False)
+    table.to_csv(text, index=False, lineterminator="\n")
+    write_file(folder / PARQUET, binary.getvalue())
+    write_file(folder / CSV, text.getvalue().encode())
+    write_file(folder / README, _MEANINGS.encode())
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all: whoever is killed, or has a full disk, leaves the one before.
+def base_row(experiment: str, cell: Cell) -> dict[str, Any]:
+    """Return what is known of a cell before it has run."""
+    config = cell.config
+    return {
+        "experiment": experiment,
+        "cell": cell.name,
+        "origin": "run",
+        "seed": cell.seed,
+        "model": config.model._target_ or config.model.name,
+        "data": _data_name(config.data),
+        "train_rows": config.data.max_rows,
+        "epochs": None if config.max_steps else float(config.epochs),
+        "machine": str(cell.machine),
+        "accelerator": cell.machine.accelerator or None,
+        "nodes": cell.machine.nodes,
+        "devices": cell.devices,
+        "strategy": config.strategy.name.value,
+        "precision": config.precision.value,
+        "global_batch": config.batch.global_size,
+        "per_device_batch": config.batch.global_size / cell.devices,
+        "peak_lr": config.optimizer.lr * config.schedule.lr_scale(config.batch.global_size),
+        "scale_lr": config.schedule.scale_lr.value,
+        **{f"{FACTOR}{name}": level for name, level in cell.levels.items()},
+    }
+
+
+def ended_row(
+    experiment: str,
+    cell: Cell,
+    status: str,
+    reason: str | None,
+    attempts: Sequence[Attempt],
+    job: JobDir | None = None,
+) -> dict[str, Any]:
+    """Return the row of a cell that failed or was stopped: what it cost all the same, and why.
+
+    Args:
+        attempts: all starts, with what was paid for each.
+    """
+    cost, last = Cost(attempts), attempts[-1] if attempts else None
+    return {
+        **base_row(experiment, cell),
+        "train_rows": None,  # wished for, not measured
+        "status": status,
+        "reason": reason,
+        "total_s": round(cost.seconds, 3) if attempts else None,
+        "attempts": len(attempts),
+        "usd_per_hour": last.usd_per_hour if last else None,
+        "price_source": (last.source if last else "") or None,
+        "usd_total": None if cost.usd is None else round(cost.usd, 8),
+        "job": None if job is None else place_of(job),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "skytune": skytune.__version__,
+    }
+
+
+def done_row(
+    experiment: str, cell: Cell, job: JobDir, result: Mapping[str, Any], attempts: Sequence[Attempt]
+) -> dict[str, Any]:
+    """Return the row of a finished cell.
+
+    Args:
+        job: its job directory, with predictions of the validation split.
+        result: `outputs/result.json`.
+        attempts: all starts, with what was paid for each.
 
     Raises:
-        OSError: it cannot be written.
+        UserError: the predictions cannot be scored.
     """
-    whole = path.with_name(f".{path.name}.part")
-    try:
-        whole.write_text(text, encoding="utf-8")
-        whole.replace(path)
-    except OSError:
-        whole.unlink(missing_ok=True)
-        raise
+    row = ended_row(experiment, cell, "done", None, attempts, job)
+    cost, phases = Cost(attempts), (result.get("phases") or {}).items()
+    seconds = defaultdict(float, {name: float(value) for name, value in phases if value is not None})
+    spans = {
+        "provision_s": cost.phases.get("provision_s", 0.0),
+        "setup_s": cost.phases.get("setup_s", 0.0) + seconds["start_s"] + seconds["load_s"],
+        "train_s": seconds["train_s"],
+        "evaluate_s": seconds["validate_s"] + seconds["predict_s"] + seconds["evaluate_s"],
+        "save_s": seconds["save_s"],
+    }
+    scores = quality(cell.config, job)
+    steady, samples, usd = steady_rate(job.read_history()), result.get("train_rows"), cost.usd
+    points = 100 * (scores["accuracy"] - scores["baseline_accuracy"]) if scores.get("accuracy") is not None else 0.0
+    same = ("epochs", "precision", "steps", "samples_per_s", "tokens_per_s", "parameters", "peak_memory_bytes")
+    return {
+        **row,
+        **{name: result.get(name) for name in same},
+        "train_rows": _rows_of(job, cell.config.data.max_rows),
+        "accelerator": row["accelerator"] or str(result.get("device") or "").removeprefix("cuda ") or None,
+        "devices": result.get("devices") or result.get("world_size", cell.devices),
+        "strategy": result.get("strategy") or row["strategy"],
+        "samples": samples,
+        "tokens": result.get("train_tokens"),
+        **{name: round(span, 3) for name, span in spans.items()},
+        "idle_s": round(max(0.0, cost.seconds - sum(spans.values())), 3),
+        "steady_samples_per_s": steady,
+        "mfu": mfu_of(result, steady or result.get("samples_per_s")),
+        "usd_per_1000_samples": None if usd is None or not samples else round(1000 * usd / samples, 8),
+        "usd_per_accuracy_point": None if usd is None or points <= 0 else round(usd / points, 8),
+        **scores,
+        "run_key": result.get("run_key"),
+        "torch": (result.get("versions") or {}).get("torch"),
+    }
 
 
-def columns_text() -> str:
-    """Return what the columns mean, as Markdown."""
-    lines = ["# Columns of the table of results", "", "| column | type | | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | {kind} | {origin} | {meaning} |" for name, (kind, origin, meaning) in COLUMNS.items()]
-    lines += [f"| `{FACTOR}NAME` | as in the design | design | level of the factor NAME |", ""]
-    return "\n".join(lines)
+def quality(config: RunConfig, job: JobDir) -> dict[str, Any]:
+    """Return `accuracy`, `f1`, `loss`, `baseline_accuracy` and `eval_rows` of the validation split.
+
+    Raises:
+        UserError: labels or logits that cannot be scored.
+    """
+    _, labels, logits = read_predictions(job.predictions(SPLIT))
+    wanted = [str(name) for name in ("accuracy", "f1") if name in config.eval.metrics]
+    scores = compute(wanted, {}, logits, labels)
+    found: dict[str, Any] = {name: _number(scores.get(name)) for name in ("accuracy", "f1", "loss")}
+    share = np.bincount(labels, minlength=1).max() / max(1, len(labels))
+    return {**found, "baseline_accuracy": round(float(share), 6), "eval_rows": len(labels)}
 
 
-def _levels(values: list[Any]) -> Any:
-    """Return a factor's levels as one column: numbers where all are, else text."""
-    import pandas as pd
+def steady_rate(history: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return rows a second after the first fifth of the steps; None where too little was recorded."""
+    steps = [record for record in history if record.get("kind") == "step"]
+    if len(steps) < 3:
+        return None
+    last = steps[-1]
+    first = next(record for record in steps if record["step"] >= last["step"] / 5)
+    seconds = last["elapsed_s"] - first["elapsed_s"]
+    return round((last["rows"] - first["rows"]) / seconds, 2) if seconds > 0 else None
 
-    known = [value for value in values if value is not None]
-    if known and all(isinstance(value, bool) for value in known):
-        return pd.array(values, dtype="boolean")
-    if known and all(isinstance(value, int) and not isinstance(value, bool) for value in known):
-        return pd.array(values, dtype="Int64")
-    if known and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known):
-        return pd.array(values, dtype="Float64")
-    return pd.array(
-        [value if value is None or isinstance(value, str) else json.dumps(value) for value in values], dtype="string"
-    )
+
+def mfu_of(result: Mapping[str, Any], rate: float | None) -> float | None:
+    """Return model FLOPs utilization at so many rows a second; None where the device's peak or the model's sizes are
+    unknown."""
+    flops, peak, rows = (result.get(key) for key in ("train_flops", "peak_flops", "train_rows"))
+    if not (flops and peak and rows and rate):
+        return result.get("mfu")
+    return round(flops / rows * rate / (peak * (result.get("devices") or result.get("world_size", 1))), 4)
+
+
+def place_of(job: JobDir) -> str:
+    """Return a job's folder, without SKYTUNE_HOME before it: results may be shown elsewhere."""
+    home_ = home().absolute()
+    return str(job.root.relative_to(home_)) if job.root.is_relative_to(home_) else str(job.root)
+
+
+def _data_name(data: DataConfig) -> str:
+    if data.source is DataSource.packaged:
+        return data.subset or data.name
+    subset = f" {data.subset}" if data.subset and data.source is DataSource.hub else ""
+    return data._target_ or f"{data.name}{subset}"
+
+
+def _rows_of(job: JobDir, asked: int | None) -> int | None:
+    sizes = read_json(job.root / "job.json").get("sizes") if (job.root / "job.json").is_file() else None
+    return (sizes or {}).get("train", asked)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or value != value else round(float(value), 6)

@@ -1,5 +1,6 @@
-"""The numbers of an evaluation as JSON files beside the model."""
+"""What is written of an evaluation or an experiment: each file whole or not at all."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -54,3 +55,20 @@ def write_results(
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         paths.append(path)
     return paths
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file as a whole or not at all: whoever is killed, or has a full disk, leaves the one before.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    whole = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_bytes(content)
+        whole.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            whole.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error

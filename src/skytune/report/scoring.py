@@ -12,7 +12,7 @@ from ..job import JobDir, read_json
 from ..pricing.cost import cost_of
 from .evaluation import evaluate_split
 from .page import build_report
-from .results import write_results
+from .results import write_file, write_results
 
 
 class DecodedTexts(Sequence[Any]):
@@ -124,12 +124,7 @@ def write_report(run_folder: Path, page: str) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    path = report_path(run_folder)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    write_file(report_path(run_folder), page.encode())
 
 
 def write_beside(
