@@ -216,7 +216,7 @@ def test_the_budget_stops_what_would_exceed_it(design: Design, recorded: Any) ->
 
 def test_a_running_cell_is_told_to_end_before_the_money_is_gone(design: Design) -> None:
     from skytune.experiment.plan import make_plan
-    from skytune.experiment.watching import Watch
+    from skytune.experiment.running import Watch
     from skytune.job import JobDir
     from skytune.pricing.prices import Price
     from skytune.training.preemption import FLAG_FILE

@@ -5,9 +5,8 @@ room of launchers; what the numbers mean (cost, fit, findings, figures) is the r
 """
 
 from .cells import Cell, cells_of
-from .plan import Plan, make_plan
+from .plan import Plan, make_plan, plan_text
 from .results import draw, results, summary
 from .running import run_experiment
 from .store import ResultsStore
 from .table import COLUMNS, frame, write_table
-from .telling import plan_text
