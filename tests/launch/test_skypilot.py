@@ -28,14 +28,13 @@ from skytune.job import Job, JobDir, RankError
 from skytune.launch.local import agent
 from skytune.launch.nodes import Nodes, node_addresses
 from skytune.launch.skypilot import machines_asked, merged, scripts, upload
-from skytune.launch.skypilot.cost import Clock, line, report
 from skytune.launch.skypilot.machine import processes, resources
 from skytune.launch.skypilot.monitor import PREFIX, JobMonitor, forget_last_attempt
 from skytune.launch.skypilot.node import check_gpus
 from skytune.launch.skypilot.traces import forget
 from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
 from skytune.launch.skypilot.words import explained, reasons, telling
-from skytune.pricing.cost import Attempt, cost_of
+from skytune.pricing.cost import Attempt, Clock, Cost, cost_of
 from skytune.training.preemption import FLAG_FILE
 
 
@@ -373,20 +372,18 @@ def test_skypilots_mark_before_lines_is_found() -> None:
 def test_lost_attempts_are_counted_and_unknown_prices_are_not_zero() -> None:
     lost = Attempt(machine="a", nodes=2, hourly_usd=3.6, ended="lost", phases={"provision_s": 60.0, "job_s": 40.0})
     done = Attempt(machine="a", nodes=2, hourly_usd=3.6, ended="done", phases={"provision_s": 50.0, "job_s": 150.0})
-    found = report([lost, done])
+    cost = Cost([lost, done])
+    found = cost.record()
     assert found["usd"] == pytest.approx(0.3) and found["phases"]["lost_s"] == 100.0
     assert found["phases"]["job_s"] == 150.0
     assert found["usd_by_phase"] == pytest.approx(
         {"provision_s": 0.05, "setup_s": 0, "job_s": 0.15, "idle_s": 0, "collect_s": 0, "down_s": 0, "lost_s": 0.1}
     )
-    said = (
-        "cost: about $0.30, 2 attempts: provisioning 50 s ($0.05), training 150 s ($0.15), lost attempts 100 s ($0.10)"
-    )
-    assert line([lost, done]) == said
-    unknown = Attempt(machine="b", nodes=1, hourly_usd=None, ended="done", phases={"job_s": 1.0})
-    assert report([lost, unknown])["usd"] is None and "n/a" in line([lost, unknown])
+    assert cost.line().startswith("$0.30: 5 min 00 s in 2 attempts on 2 x a")
+    unknown = Cost([lost, Attempt(machine="b", nodes=1, hourly_usd=None, ended="done", phases={"job_s": 1.0})])
+    assert unknown.record()["usd"] is None and unknown.line().startswith("n/a")
     nothing = Attempt(machine="b", nodes=1, hourly_usd=None, ended="no machine", phases={"provision_s": 9.0})
-    assert report([nothing, done])["usd"] == pytest.approx(0.2)
+    assert Cost([nothing, done]).record()["usd"] == pytest.approx(0.2)
 
 
 def test_the_report_reads_the_same_cost_from_the_attempts(tmp_path: Path) -> None:
@@ -396,9 +393,9 @@ def test_the_report_reads_the_same_cost_from_the_attempts(tmp_path: Path) -> Non
     done = Attempt(machine=name, nodes=2, hourly_usd=1.2, ended="done", phases={"job_s": 300.0})
     attempts = [lost, nothing, done]
     (tmp_path / "outputs").mkdir()
-    (tmp_path / "outputs" / "cost.json").write_text(json.dumps(report(attempts)))
+    (tmp_path / "outputs" / "cost.json").write_text(json.dumps(Cost(attempts).record()))
     cost = cost_of({"run_folder": str(tmp_path)})
-    assert cost.usd == pytest.approx(report(attempts)["usd"]) and "3 attempts" in cost.line()
+    assert cost.usd == pytest.approx(Cost(attempts).record()["usd"]) and "3 attempts" in cost.line()
 
 
 def test_a_clock_adds_up_phases() -> None:

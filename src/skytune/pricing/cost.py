@@ -7,8 +7,9 @@ on a machine that was there anyway from what the run itself wrote down (`spent` 
 `compute.usd_per_hour`.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ RENTED = "SkyPilot"
 
 NO_MACHINE = "no machine"
 """How an attempt ended that got none: nothing was paid."""
+
+
+PHASES = ("provision_s", "setup_s", "job_s", "idle_s", "collect_s", "down_s")
+"""Of an attempt on rented machines: bringing them up and sending the files; installing; the job itself; the time after
+its end in which nobody came for the results; fetching them; taking machines down."""
+
+LOST = "lost_s"
+"""All attempts but the last one, which has what they did."""
 
 
 @dataclass(kw_only=True)
@@ -101,22 +110,36 @@ class Cost:
                 found[name] = found.get(name, 0.0) + seconds
         return found
 
-    @property
-    def usd_by_phase(self) -> dict[str, float] | None:
-        """Dollars by phase; None where a price is unknown."""
-        if self.usd is None:
-            return None
-        found: dict[str, float] = {}
-        for attempt in self.attempts:
-            for name, seconds in attempt.phases.items():
-                found[name] = found.get(name, 0.0) + (attempt.usd_of(seconds) or 0.0)
-        return found
+    def record(self) -> dict[str, Any]:
+        """Return what goes into `result.json` and `cost.json`: dollars, seconds and dollars by phase of the last
+        attempt and of those that were lost, and the attempts. What is not known for every attempt is None, never too
+        small a number."""
+        *before, last = self.attempts or [Attempt()]
+        lost = [attempt.usd for attempt in before]
+        seconds = {name: last.phases.get(name, 0.0) for name in PHASES}
+        usd = {name: last.usd_of(value) for name, value in seconds.items()}
+        seconds[LOST] = sum(attempt.seconds for attempt in before)
+        usd[LOST] = None if None in lost else sum(value for value in lost if value is not None)
+        listed = [
+            {
+                **asdict(attempt),
+                "usd": _rounded(attempt.usd, 4),
+                "phases": {name: round(value, 1) for name, value in attempt.phases.items()},
+            }
+            for attempt in self.attempts
+        ]
+        return {
+            "usd": _rounded(self.usd, 4),
+            "phases": {name: round(value, 1) for name, value in seconds.items()},
+            "usd_by_phase": {name: _rounded(value, 4) for name, value in usd.items()},
+            "attempts": listed,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers as plain values, for metadata; what is unknown is left out."""
         last = self.attempts[-1] if self.attempts else None
         values = {
-            "usd": None if self.usd is None else round(self.usd, 6),
+            "usd": _rounded(self.usd, 6),
             "usd_per_hour": last.usd_per_hour if last else None,
             "paid_s": round(self.seconds, 3),
             "attempts": len(self.attempts),
@@ -124,14 +147,9 @@ class Cost:
             "machines": last.nodes if last else None,
         }
         if last is not None and last.source == RENTED:
-            before = [attempt.usd for attempt in self.attempts[:-1]]
-            spent = {**last.phases, "lost_s": sum(attempt.seconds for attempt in self.attempts[:-1])}
-            for name, seconds in spent.items():
-                values[name] = round(seconds, 3)
-                usd = last.usd_of(seconds)
-                if name == "lost_s":
-                    usd = None if None in before else sum(part for part in before if part is not None)
-                values[f"{name.removesuffix('_s')}_usd"] = None if usd is None else round(usd, 6)
+            record = self.record()
+            values |= record["phases"]
+            values |= {f"{name.removesuffix('_s')}_usd": usd for name, usd in record["usd_by_phase"].items()}
         return {f"cost/{key}": value for key, value in values.items() if value is not None}
 
     def line(self) -> str:
@@ -152,6 +170,31 @@ class Cost:
             else "at the price of each attempt"
         )
         return f"{dollars(self.usd)}: {span} {price}" + (f" ({last.source})" if last.source else "")
+
+
+class Clock:
+    """Seconds by phase; one phase runs at a time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._phase, self._since = "", time.monotonic()
+
+    def enter(self, phase: str) -> None:
+        """End the phase that runs and begin another ("" for none)."""
+        now = time.monotonic()
+        if self._phase:
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+
+    @property
+    def phase(self) -> str:
+        """The phase that runs."""
+        return self._phase
+
+    @property
+    def total(self) -> float:
+        """Seconds of all phases that have ended."""
+        return sum(self.seconds.values())
 
 
 def spent(row: Mapping[str, Any]) -> float | None:
@@ -228,3 +271,7 @@ def cost_of(result: Mapping[str, Any], usd_per_hour: float | None = None) -> Cos
         before = [Attempt(phases=earlier, hourly_usd=usd_per_hour, ended="ended early")] * count
     last = Attempt(phases=phases, hourly_usd=usd_per_hour, ended=str(result.get("status", "")), source=source)
     return Cost([*before, last])
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

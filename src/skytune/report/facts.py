@@ -103,7 +103,7 @@ def _machines(cost: dict[str, Any] | None) -> str | None:
         return None
     attempts = cost["attempts"]
     lost = "" if len(attempts) < 2 else f", of which {len(attempts) - 1} attempts were lost"
-    money = "price n/a" if cost["usd"] is None else f"about ${cost['usd']:.2f}"
+    money = "price n/a" if cost["usd"] is None else f"about {dollars(cost['usd'])}"
     return f"{attempts[-1]['machine']}; {money} in all{lost}"
 
 

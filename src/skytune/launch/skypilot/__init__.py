@@ -4,7 +4,7 @@
     node      on every machine: torchrun        cluster  SkyPilot's SDK             monitor   a job followed to its end
     choosing  a machine and its price           expected what it will cost in all   recovery  others, and none left
     passing   files through S3
-    verdict   what its end means                cost     seconds and dollars        waiting   while signals are heard
+    verdict   what its end means                waiting  while signals are heard
 
 SkyPilot is imported inside functions only: nobody pays for it on a local run.
 """

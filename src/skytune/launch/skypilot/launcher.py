@@ -10,11 +10,10 @@ from typing import Any
 
 from ...config import ComputeConfig, RunConfig, UserError
 from ...job import JobDir
-from ...pricing.cost import Attempt
+from ...pricing.cost import Attempt, Cost
 from ...training.preemption import FLAG_FILE
 from ..stopping import Stopping
 from . import scripts
-from .cost import line, report
 from .expected import remember
 from .machine import STORE, VARIABLE, merged
 from .monitor import Exchange
@@ -93,8 +92,9 @@ def _refuse_local_store(config: RunConfig) -> None:
 
 def _tell_cost(job: JobDir, attempts: list[Attempt]) -> None:
     """Say what the machines took, and add it to the job's result: the step hands it to report and metadata."""
-    log.info("%s%s", line(attempts), " so far" if attempts[-1].ended == "detached" else "")
-    result, found = job.read_result(), report(attempts)
+    cost = Cost(attempts)
+    log.info("cost: %s%s", cost.line(), " so far" if attempts[-1].ended == "detached" else "")
+    result, found = job.read_result(), cost.record()
     if result is not None:
         remember(job.job, result, attempts)
         phases = {name: value for name, value in found["phases"].items() if name != "job_s"}

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from ...common.background import Pending
 from ...config import Preempted
 from ...job import JobDir
+from ...pricing.cost import Clock
 from ...training.preemption import FLAG_FILE
 from ..follow import STAMP, records
 from ..stopping import Stopping
 from .cluster import Cluster, Tick
-from .cost import Clock
 from .passing import INPUTS, Passing
 from .upload import stage_inputs
 from .verdict import ENDED, End

@@ -11,13 +11,12 @@ from typing import Any
 
 from ...config import ComputeConfig, Detached, Preempted, RunConfig, UserError, WorkerError
 from ...job import JobDir
-from ...pricing.cost import NO_MACHINE, Attempt, dollars
+from ...pricing.cost import NO_MACHINE, Attempt, Clock, dollars
 from ..blame import failure
 from ..stopping import Stopping
 from . import scripts
 from .choosing import Plan, announce, enter, refuse_dear
 from .cluster import Cluster
-from .cost import Clock
 from .machine import processes
 from .monitor import Exchange, JobMonitor, forget_last_attempt, unless_it_fails
 from .traces import forget, values_of
