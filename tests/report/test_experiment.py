@@ -74,7 +74,7 @@ def page(**changes: Any) -> str:
 def test_it_is_whole_and_loads_nothing() -> None:
     html = page(planned=[{**rows()[0], "cell": "new", "factor_rows": 99_000, "samples": 99_000, "steps": 3094}])
     assert not re.search(r"<(script|link|img|iframe)\b|@import|src=|url\((?!#)", html)
-    assert html.count("<svg") == 6 and html.count("aria-label") == 6
+    assert html.count("<svg") == 5 and html.count("aria-label") == 5
     for said in (
         "Time against cost",
         "Accuracy against cost",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from skytune.report.groups import Group, groups
+from skytune.report.findings import Group, groups
 
 figures = pytest.importorskip("skytune.report.figures")
 
@@ -164,15 +164,6 @@ def test_names_are_shown_as_they_are(name: str) -> None:
         figures.quality_over(found, "global_batch", name),
     ):
         assert svg is not None and escape(name) in svg
-
-
-def test_two_fits_have_two_names(sketches: list[Any]) -> None:
-    from skytune.report.fit import Fit
-
-    fits = [Fit(("m", "d", kind, "replicated", "bf16"), {}, 2, [1.1, 0.9]) for kind in ("A10G", "A100")]
-    assert figures.predicted(fits, [[10.0, 20.0], [30.0, 40.0]]) is not None
-    assert [entry.label for entry in sketches[0].legend] == ["A10G", "A100", "as measured"]
-    assert lines(sketches[0], "--") == [[(10, 10), (40, 40)]]
 
 
 def test_what_a_figure_has_no_room_for_is_counted() -> None:

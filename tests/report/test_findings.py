@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skytune.report.findings import pareto, scalings, sentences
-from skytune.report.groups import groups, varying
+from skytune.report.findings import groups, pareto, scalings, sentences, varying
 
 POINTS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30)
 

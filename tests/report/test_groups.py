@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from skytune.report.findings import sentences
-from skytune.report.groups import groups, number_in, same_level
+from skytune.report.findings import groups, number_in, same_level, sentences
 
 
 def cell(rows: Any, trained: int | None = None, **more: Any) -> dict[str, Any]:

@@ -133,23 +133,19 @@ def reliability_chart(bins: Sequence[dict[str, Any]]) -> Markup:
 
 def moving_average(values: Sequence[float], keep: float = 0.9) -> list[float]:
     """Return the exponential moving average, corrected for its start (as Adam's moments are, Kingma and Ba 2015)."""
-    smooth, total, weight = [], 0.0, 0.0
-    for value in values:
-        if is_number(value):
-            total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
-        smooth.append(total / weight if is_number(value) else math.nan)
-    return smooth
+    import pandas as pd
+
+    known = pd.Series([value if is_number(value) else math.nan for value in values], dtype=float)
+    return known.ewm(alpha=1 - keep, ignore_na=True).mean().where(known.notna()).tolist()
 
 
 def _thinned(xs: Sequence[float], ys: Sequence[float | None]) -> tuple[list[float], list[float]]:
     """Return at most `MOST_POINTS` points: means of neighbours where there are more, so that the page stays small."""
-    group = math.ceil(len(xs) / MOST_POINTS) or 1
-    thin: list[Point] = []
-    for start in range(0, len(xs), group):
-        known = [y for y in ys[start : start + group] if y is not None and is_number(y)]
-        x = xs[start : start + group]
-        thin.append((sum(x) / len(x), sum(known) / len(known) if known else math.nan))
-    return [x for x, _ in thin], [y for _, y in thin]
+    import pandas as pd
+
+    points = pd.DataFrame({"x": xs, "y": [y if is_number(y) else math.nan for y in ys]}, dtype=float)
+    thin = points.groupby(points.index // (math.ceil(len(xs) / MOST_POINTS) or 1)).mean()
+    return thin["x"].tolist(), thin["y"].tolist()
 
 
 @dataclass(frozen=True)

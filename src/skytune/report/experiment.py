@@ -1,19 +1,16 @@
 """The page of an experiment: one HTML file that needs nothing but itself, from the table of results."""
 
-import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 
 from ..common import text
 from ..pricing.cost import dollars, spent, spent_in_all
 from . import figures
-from .findings import scalings, sentences
-from .fit import LEVEL, MOST, TERMS, Fit, Row, comparable, fits, nearest
-from .groups import FACTOR, Group, groups, number_in, same_level, varying
+from .findings import FACTOR, Group, groups, number_in, same_level, scalings, sentences, varying
+from .fit import LEVEL, MOST, TERMS, Fit, Row, fits, nearest
+from .page import render
 
 MOST_SENTENCES = 8
 """More are folded away."""
@@ -42,23 +39,16 @@ def build_experiment_page(
     """
     found = groups(rows)
     models = fits(rows)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters.update(number=text.number, percent=text.percent, duration=text.duration, dollars=dollars)
     factors = list(dict.fromkeys(key.removeprefix(FACTOR) for row in rows for key in row if key.startswith(FACTOR)))
-    return environment.get_template("experiment.html.jinja").render(
+    return render(
+        "experiment.html.jinja",
         title=name,
         note=note,
         subtitle=_subtitle(rows, found, design),
         cards=_cards(rows, varying(found), max(len(rows), len(planned))),
         told=sentences(found),
         most=MOST_SENTENCES,
-        charts=_charts(varying(found), models, rows),
+        charts=_charts(varying(found)),
         factors=factors,
         batches="batch" not in factors or str(design.get("held")) == "per_device_batch",
         table=[_line(group, factors) for group in found],
@@ -123,16 +113,13 @@ def _cards(rows: Sequence[Row], found: Sequence[Group], cells: int) -> list[dict
     return cards
 
 
-def _charts(found: Sequence[Group], models: Mapping[Any, Fit], rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _charts(found: Sequence[Group]) -> list[dict[str, Any]]:
     priced = any(group.values["usd_total"] for group in found)
     column = "usd_total" if priced else "total_s"
     counts = {len(group.values["accuracy"]) for group in found if group.values["accuracy"]}
     means = MEANS if max(counts, default=1) > 1 else ONE
     means += " Without an interval: one seed." if len(counts) > 1 and min(counts) == 1 else ""
-    off = any(abs(math.log(ratio)) > math.log(figures.OFF) for fit in models.values() for ratio in fit.left_out)
-    far = f" What is off by more than {figures.OFF:g} times is drawn as if by {figures.OFF:g}."
     shares = "; per cents are shares of the ideal" if len(scalings(found)) <= figures.MOST_SHARES else ""
-    measured = [[_mean(same) for same in _alike(rows, group)] for group in models]
     drawn = [
         ("Time against cost", figures.time_against_cost(found), "Lines join what no other cell beats in both."),
         (
@@ -147,22 +134,8 @@ def _charts(found: Sequence[Group], models: Mapping[Any, Fit], rows: Sequence[Ro
             f"{means} Points that share a batch stand side by side.",
         ),
         ("Accuracy over rows", figures.quality_over(found, "rows", "rows of the train split"), means),
-        (
-            "Prediction",
-            figures.predicted(list(models.values()), measured),
-            f"Each cell predicted by a fit to the others.{far if off else ''}",
-        ),
     ]
     return [{"heading": heading, "svg": svg, "note": note} for heading, svg, note in drawn if svg is not None]
-
-
-def _alike(rows: Sequence[Row], group: tuple[str, ...]) -> list[list[Row]]:
-    """Return the cells of a group of comparable ones as `fits` took them, repetitions together."""
-    return [same for other, cells in comparable(rows).items() if other == group for same in cells.values()]
-
-
-def _mean(same: Sequence[Row]) -> float:
-    return sum(row["total_s"] for row in same) / len(same)
 
 
 def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:

@@ -13,18 +13,13 @@ from markupsafe import Markup
 
 from ..common import text
 from .charts import INK, MUTED, Sketch, drawn, style
-from .findings import Scaling, pareto, scalings
-from .fit import GROUP, Fit
-from .groups import DEVICES, Group, number_in, said
+from .findings import DEVICES, Group, Scaling, number_in, pareto, said, scalings
 
 MOST_NUMBERS = 9
 """Of notes with a number in a figure."""
 
 MOST_LINES = 8
 """Of a figure."""
-
-OFF = 10.0
-"""Predictions that are off by more than this factor are drawn as if by it, so that the others can be told apart."""
 
 MOST_SHARES = 4
 """With more lines than these, shares of the ideal would stand on each other."""
@@ -137,34 +132,6 @@ def quality_over(found: Sequence[Group], factor: str, label: str) -> Markup | No
         sketch.axes.set_ylabel("accuracy (validation)")
 
     return drawn(f"Accuracy over {label}", draw)
-
-
-def predicted(found: Sequence[Fit], measured: Sequence[Sequence[float]]) -> Markup | None:
-    """Return predicted against measured seconds, each cell predicted by the others.
-
-    Args:
-        measured: seconds by fit, in the order of its `left_out`.
-    """
-    if not found:
-        return None
-
-    def draw(sketch: Sketch) -> None:
-        everything = [value for values in measured for value in values]
-        differ = [i for i in range(len(GROUP)) if len({fit.group[i] for fit in found}) > 1]
-        for index, (fit, values) in enumerate(zip(found, measured, strict=True)):
-            ratios = [min(max(ratio, 1 / OFF), OFF) for ratio in fit.left_out]
-            guesses = [value * ratio for value, ratio in zip(values, ratios, strict=True)]
-            everything += guesses
-            name = ", ".join(fit.group[i] for i in differ) or "cells"
-            sketch.points(list(zip(values, guesses, strict=True)), index, name)
-        low, high = min(everything), max(everything)
-        sketch.line([(low, low), (high, high)], MUTED, "as measured", dashed=True)
-        sketch.axes.set_xlabel("measured seconds")
-        sketch.axes.set_ylabel("predicted by the other cells")
-        sketch.scale("x", everything)
-        sketch.scale("y", everything)
-
-    return drawn("Predicted against measured time", draw)
 
 
 def _value(group: Group, factor: str) -> Any:
