@@ -188,7 +188,7 @@ def draw(arguments: argparse.Namespace) -> int:
     from skytune.experiment.results import PAGE
     from skytune.experiment.table import frame, records, write_table
     from skytune.report.experiment import build_experiment_page
-    from skytune.report.results import write_file
+    from skytune.report.scoring import write_file
 
     rows = [json.loads(line) for line in arguments.draw.read_text(encoding="utf-8").splitlines() if line.strip()]
     table = frame(rows)

@@ -10,7 +10,7 @@ from skytune.config import RunConfig, UserError
 from skytune.experiment.results import PAGE, draw, in_numbers, summary
 from skytune.experiment.store import ResultsStore
 from skytune.experiment.table import CSV, PARQUET, README, frame, records, write_table
-from skytune.report.results import write_file
+from skytune.report.scoring import write_file
 
 ROW: dict[str, Any] = {
     "experiment": "e",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skytune.report.fit import FEWEST, TERMS, Fit, fits, group_of, matching, nearest
+from skytune.report.fit import FEWEST, TERMS, Fit, fits, group_of, nearest
 
 
 def row(
@@ -92,15 +92,15 @@ def test_what_is_not_comparable_is_not_mixed() -> None:
 def test_a_cell_that_did_not_run_finds_its_fit() -> None:
     found = fits(timed(grid(), (10, 0.001, 0.01, 0.01, 0.01)))
     planned = row(500, 16, accelerator=None, precision="auto")
-    assert matching(found, planned) is not None
-    assert matching(found, row(500, 16, model="other")) is None
+    assert nearest(found, planned) is not None
+    assert nearest(found, row(500, 16, model="other")) is None
     both = {**found, **fits(timed([dict(one, accelerator="A100") for one in grid()], (9, 0.001, 0.01, 0.01, 0.01)))}
-    assert matching(both, planned) is None, "which of two is not known"
+    assert nearest(both, planned) is None, "which of two is not known"
 
 
 def test_a_fit_that_is_far_off_predicts_nothing() -> None:
     falling = [row(n, 10, seconds=seconds) for n, seconds in ((100, 100.0), (200, 50.0), (400, 20.0), (800, 5.0))]
     found = fits(falling)
-    assert matching(found, row(1600, 10)) is None, "more rows take less time: no such model"
-    assert nearest(found, row(1600, 10)) is not None
+    fit = nearest(found, row(1600, 10))
+    assert fit is not None and not fit.usable, "more rows take less time: no such model"
     assert [Fit(("m",), {}, 4, [1 / off, off] * 2).usable for off in (1.1, 1.9, 2.1, 1e9)] == [True, True, False, False]

@@ -9,31 +9,24 @@ from ..config import ConfigError
 
 LOCAL = "local"
 
+_SIZES: dict[str, tuple[str, dict[int, str]]] = {
+    "g4dn": ("T4", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge", 8: "metal"}),
+    "g5": ("A10G", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}),
+    "g6": ("L4", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}),
+    "g6e": ("L40S", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}),
+    "p3": ("V100", {1: "2xlarge", 4: "8xlarge", 8: "16xlarge"}),
+    "p3dn": ("V100", {8: "24xlarge"}),
+    "p4d": ("A100", {8: "24xlarge"}),
+    "p4de": ("A100-80GB", {8: "24xlarge"}),
+    "p5": ("H100", {1: "4xlarge", 8: "48xlarge"}),
+    "p5en": ("H200", {8: "48xlarge"}),
+}
+
 INSTANCES: dict[str, tuple[str, int]] = {
-    **dict.fromkeys(("g4dn.xlarge", "g4dn.2xlarge", "g4dn.4xlarge", "g4dn.8xlarge", "g4dn.16xlarge"), ("T4", 1)),
-    "g4dn.12xlarge": ("T4", 4),
-    "g4dn.metal": ("T4", 8),
-    **dict.fromkeys(("g5.xlarge", "g5.2xlarge", "g5.4xlarge", "g5.8xlarge", "g5.16xlarge"), ("A10G", 1)),
-    "g5.12xlarge": ("A10G", 4),
-    "g5.24xlarge": ("A10G", 4),
-    "g5.48xlarge": ("A10G", 8),
-    **dict.fromkeys(("g6.xlarge", "g6.2xlarge", "g6.4xlarge", "g6.8xlarge", "g6.16xlarge"), ("L4", 1)),
-    "g6.12xlarge": ("L4", 4),
-    "g6.24xlarge": ("L4", 4),
-    "g6.48xlarge": ("L4", 8),
-    **dict.fromkeys(("g6e.xlarge", "g6e.2xlarge", "g6e.4xlarge", "g6e.8xlarge", "g6e.16xlarge"), ("L40S", 1)),
-    "g6e.12xlarge": ("L40S", 4),
-    "g6e.24xlarge": ("L40S", 4),
-    "g6e.48xlarge": ("L40S", 8),
-    "p3.2xlarge": ("V100", 1),
-    "p3.8xlarge": ("V100", 4),
-    "p3.16xlarge": ("V100", 8),
-    "p3dn.24xlarge": ("V100", 8),
-    "p4d.24xlarge": ("A100", 8),
-    "p4de.24xlarge": ("A100-80GB", 8),
-    "p5.4xlarge": ("H100", 1),
-    "p5.48xlarge": ("H100", 8),
-    "p5en.48xlarge": ("H200", 8),
+    f"{family}.{size}": (accelerator, devices)
+    for family, (accelerator, sizes) in _SIZES.items()
+    for devices, names in sizes.items()
+    for size in names.split()
 }
 """Accelerator and how many of it, by EC2 instance type (AWS's instance pages; the names are SkyPilot's)."""
 

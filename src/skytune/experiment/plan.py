@@ -9,7 +9,7 @@ from ..common.text import MISSING, duration
 from ..config import ConfigError, RunConfig
 from ..pricing.cost import Cost, dollars
 from ..pricing.prices import Price, price_of
-from ..report.fit import Fit, fits, matching
+from ..report.fit import Fit, fits, nearest
 from .cells import Cell, cells_of
 from .machines import Machine
 from .store import FINISHED, ResultsStore, attempts_of
@@ -191,8 +191,8 @@ def _forecast(
     if row is not None and row.get("status") == "done" and row.get("total_s"):
         return Forecast(row["total_s"], row["total_s"], row["total_s"], "measured")
     planned = _planned_row(name, cell)
-    fit = matching(models, planned)
-    if fit is not None and cell.samples and cell.steps:
+    fit = nearest(models, planned)
+    if fit is not None and fit.usable and cell.samples and cell.steps:
         guess = fit.predict(planned)
         return Forecast(guess.seconds, guess.low, guess.high, "fit")
     design = config.benchmark

@@ -1,7 +1,6 @@
 """What cells are made of: splits are read, cut and tokenized once for all that need the same; results whose data or
 initial model have changed since are taken back."""
 
-import functools
 import json
 import logging
 from collections import OrderedDict
@@ -80,25 +79,18 @@ def forget_stale(plan: Plan, store: ResultsStore) -> None:
     stay."""
     prints: dict[str, str | None] = {}
     for planned in plan.cells:
-        row, config = planned.row, planned.cell.config
-        if row is None or row.get("status") not in FINISHED:
+        row, config = planned.row or {}, planned.cell.config
+        if row.get("status") not in FINISHED:
             continue
-        ways: list[tuple[str, str, list[object], Callable[[], str]]] = [
-            (
-                DATA,
-                "data",
-                [to_dict(config.data), config.eval.sets],
-                functools.partial(data.Source(config.data).fingerprint, config.eval.sets),
-            ),
-            (MODEL, "initial model", [to_dict(config.model)], functools.partial(_resolved, config)),
-        ]
-        for name, what, made_of, look in ways:
-            if not row.get(name):
-                continue
+        looks: dict[str, tuple[str, list[object], Callable[[RunConfig], str]]] = {
+            DATA: ("data", [to_dict(config.data), config.eval.sets], _data_print),
+            MODEL: ("initial model", [to_dict(config.model)], _model_print),
+        }
+        for name, (what, made_of, look) in looks.items():
             key = json.dumps([name, made_of], sort_keys=True)
-            if key not in prints:
-                prints[key] = _or_none(look)
-            if prints[key] is not None and prints[key] != row[name]:
+            if row.get(name) and key not in prints:
+                prints[key] = _or_none(look, config)
+            if row.get(name) and prints[key] not in (None, row[name]):
                 log.warning("the %s of cell %s changed since it ran: it runs again", what, planned.cell.name)
                 store.forget(planned.cell.name)
                 break
@@ -106,15 +98,19 @@ def forget_stale(plan: Plan, store: ResultsStore) -> None:
 
 def model_print(config: RunConfig) -> str | None:
     """Return the fingerprint of the initial model, None where it cannot be looked at."""
-    return _or_none(functools.partial(_resolved, config))
+    return _or_none(_model_print, config)
 
 
-def _resolved(config: RunConfig) -> str:
+def _data_print(config: RunConfig) -> str:
+    return data.Source(config.data).fingerprint(config.eval.sets)
+
+
+def _model_print(config: RunConfig) -> str:
     return models.resolve(config.model).fingerprint
 
 
-def _or_none(look: Callable[[], str]) -> str | None:
+def _or_none(look: Callable[[RunConfig], str], config: RunConfig) -> str | None:
     try:
-        return look()
+        return look(config)
     except NotReachable:
         return None

@@ -16,7 +16,7 @@ from ..launch.runs import decisive
 from ..pricing.cost import Attempt, dollars, recorded, spent, spent_in_all
 from ..pricing.prices import Price
 from ..report.experiment import build_experiment_page
-from ..report.results import write_file
+from ..report.scoring import write_file
 from .cells import Cell
 from .plan import Planned, experiment_name, make_plan
 from .prepared import DATA, MODEL, model_print

@@ -30,8 +30,8 @@ FINISHED = ("done", "failed")
 class ResultsStore:
     """One experiment's folder."""
 
-    def __init__(self, name: str, root: Path | None = None) -> None:
-        self.path = (root or home() / "benchmarks") / slug(name)
+    def __init__(self, name: str) -> None:
+        self.path = home() / "benchmarks" / slug(name)
 
     @contextmanager
     def claimed(self) -> Iterator["ResultsStore"]:

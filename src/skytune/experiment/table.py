@@ -18,7 +18,7 @@ from ..config import DataConfig, DataSource, RunConfig
 from ..config.folders import home
 from ..job import JobDir, read_json
 from ..pricing.cost import Attempt, Cost, spent
-from ..report.results import write_file
+from ..report.scoring import write_file
 from ..training.metrics import compute
 from ..training.outputs import read_predictions
 from .cells import Cell

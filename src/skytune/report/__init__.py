@@ -2,5 +2,5 @@
 
 from .evaluation import evaluate_split
 from .page import build_report
-from .results import write_results
+from .scoring import write_results
 from .terminal import summary

@@ -38,7 +38,7 @@ def evaluate_split(
         `metrics` (by name; None where a number is not defined) and `n_rows`; `classes`: name, precision, recall, f1,
         support and predicted rows of each; `confusion`: counts [k][k], row = true class; `calibration`: see
         `calibration`; `mistakes`: row, text, true and predicted class and their probabilities, most confident first;
-        `n_mistakes`; `balance`: rows and share of each class.
+        `n_mistakes`.
 
     Raises:
         UserError: rows that cannot be scored, or a metric that fails; see `skytune.training.metrics.compute`.
@@ -70,10 +70,6 @@ def evaluate_split(
         "calibration": calibration(probabilities, truth),
         "mistakes": _mistakes(probabilities, truth, names, texts, confusions),
         "n_mistakes": int(np.sum(predicted != truth)),
-        "balance": [
-            {"name": names[i], "rows": int(rows), "share": float(rows) / len(truth)}
-            for i, rows in enumerate(table["support"])
-        ],
     }
 
 

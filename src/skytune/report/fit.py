@@ -106,15 +106,9 @@ def group_of(row: Row) -> tuple[str, ...]:
     return tuple(values.values())
 
 
-def matching(found: Mapping[tuple[str, ...], Fit], row: Row) -> Fit | None:
-    """Return the fit for a cell that did not run, of which device and precision may be unknown; None without one that
-    is usable."""
-    fit = nearest(found, row)
-    return fit if fit is not None and fit.usable else None
-
-
 def nearest(found: Mapping[tuple[str, ...], Fit], row: Row) -> Fit | None:
-    """Return the fit to the cells that a cell is comparable with, however far it is off; None without one."""
+    """Return the fit to the cells that a cell is comparable with, of which device and precision may be unknown where it
+    did not run; None without one. It may be far off: see `Fit.usable`."""
     group = group_of(row)
     if group in found:
         return found[group]

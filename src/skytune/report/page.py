@@ -9,9 +9,16 @@ import jinja2
 import yaml
 
 from ..common import text
+from ..common.mappings import flatten
 from ..pricing.cost import dollars
 from .charts import Series, line_chart, reliability_chart
 from .evaluation import wilson
+
+SETTINGS = (
+    *("seed", "epochs", "max_steps", "batch.global_size"),
+    *("optimizer.name", "optimizer.lr", "optimizer.weight_decay", "optimizer.clip_norm"),
+    *("schedule.name", "schedule.warmup_ratio", "schedule.warmup_steps", "data.fraction", "data.max_rows"),
+)
 
 MOST_CLASSES = 40
 """With more classes than this a confusion matrix cannot be read; the most frequent confusions are listed instead."""
@@ -291,28 +298,8 @@ def phase_shares(training: dict[str, Any]) -> list[dict[str, Any]]:
 
 def key_settings(config: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the few settings that people look for first."""
-    rows = []
-    for key in (
-        "seed",
-        "epochs",
-        "max_steps",
-        "batch.global_size",
-        "optimizer.name",
-        "optimizer.lr",
-        "optimizer.weight_decay",
-        "optimizer.clip_norm",
-        "schedule.name",
-        "schedule.warmup_ratio",
-        "schedule.warmup_steps",
-        "data.fraction",
-        "data.max_rows",
-    ):
-        value: Any = config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is not None:
-            rows.append((key, str(value)))
-    return rows
+    found = flatten(config)
+    return [(key, str(found[key])) for key in SETTINGS if found.get(key) is not None]
 
 
 def flat(notes: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
