@@ -203,76 +203,52 @@ def headline_cards(training: dict[str, Any], found: dict[str, Any] | None, split
 
 
 def run_facts(training: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the run's facts as (name, value), those that are known."""
+    """Return the run's facts as (name, value), those that are known; what it cost has a line of its own."""
 
-    def whole(key: str) -> str | None:
-        return None if training.get(key) is None else f"{training[key]:,}"
+    def known(key: str, form: str = "{:,}") -> str | None:
+        return None if training.get(key) is None else form.format(training[key])
 
-    best, steps = training.get("best"), training.get("steps")
-    epochs = None if training.get("epochs") is None else f"{training['epochs']:g} epochs"
-    batch = None
-    if training.get("global_batch"):
-        batch = f"{training['global_batch']} rows"
-        if training.get("micro_batch") and training.get("world_size"):
-            processes = f"{training['world_size']} process" + ("" if training["world_size"] == 1 else "es")
-            accumulation = training.get("accumulation", 1)
-            batch += f" ({processes} × micro-batch {training['micro_batch']} × accumulation {accumulation})"
-    parameters = whole("parameters")
-    if parameters and training.get("trainable_parameters") is not None:
-        trainable = training["trainable_parameters"]
+    def share(key: str, of: str) -> str | None:
+        return None if training.get(key) is None else f"{text.percent(training[key])} of {of}"
+
+    best, size = training.get("best"), training.get("world_size")
+    batch = known("global_batch", "{} rows")
+    if batch and training.get("micro_batch") and size:
+        processes = f"{size} process{'' if size == 1 else 'es'}"
+        accumulation = training.get("accumulation", 1)
+        batch += f" ({processes} × micro-batch {training['micro_batch']} × accumulation {accumulation})"
+    parameters, trainable = known("parameters"), training.get("trainable_parameters")
+    if parameters and trainable is not None:
         parameters += ", all trainable" if trainable == training["parameters"] else f", {trainable:,} trainable"
-    world = None
-    if training.get("world_size"):
-        asked = training.get("processes_asked", "?")
-        world = f"{training['world_size']} (asked for: {asked})"
-    waiting = training.get("data_wait_share")
+    steps = known("steps")
+    if steps and training.get("epochs") is not None:
+        steps += f" ({training['epochs']:g} epochs)"
+    selected = training.get("select")
+    if selected and best:
+        selected = f"{selected}: step {best['step']:,}, validation {best['metric']} {text.number(best['value'], 4)}"
     precision, asked = training.get("precision"), training.get("precision_requested")
     if asked not in (None, "auto", precision):
         precision = f"{precision} (asked for: {asked}, which the device does not have)"
+    memory = training.get("peak_memory_bytes")
     rows = [
         ("status", training.get("status")),
         ("device", training.get("device")),
-        ("world size", world),
+        ("world size", f"{size} (asked for: {training.get('processes_asked', '?')})" if size else None),
         ("strategy", training.get("strategy")),
         ("precision", precision),
-        ("optimizer steps", None if steps is None else f"{steps:,}" + (f" ({epochs})" if epochs else "")),
+        ("optimizer steps", steps),
         ("global batch", batch),
-        (
-            "selected weights",
-            None
-            if not training.get("select")
-            else f"{training['select']}"
-            + (f": step {best['step']:,}, validation {best['metric']} {text.number(best['value'], 4)}" if best else ""),
-        ),
+        ("selected weights", selected or None),
         ("parameters", parameters),
-        ("train rows seen", whole("train_rows")),
-        ("train tokens seen", whole("train_tokens")),
-        (
-            "padding",
-            None
-            if training.get("padding_share") is None
-            else f"{text.percent(training['padding_share'])} of all tokens computed",
-        ),
-        ("MFU", None if training.get("mfu") is None else f"{text.percent(training['mfu'])} of the devices' peak"),
-        ("waiting for data", None if waiting is None else f"{text.percent(waiting)} of the training time"),
+        ("train rows seen", known("train_rows")),
+        ("train tokens seen", known("train_tokens")),
+        ("padding", share("padding_share", "all tokens computed")),
+        ("MFU", share("mfu", "the devices' peak")),
+        ("waiting for data", share("data_wait_share", "the training time")),
         ("steps skipped (overflow)", training.get("skipped_steps") or None),
-        (
-            "peak memory",
-            None if training.get("peak_memory_bytes") is None else text.size(training["peak_memory_bytes"]),
-        ),
-        ("machines", _machines(training.get("cost"))),
+        ("peak memory", None if memory is None else text.size(memory)),
     ]
     return [(name, str(value)) for name, value in rows if value is not None]
-
-
-def _machines(cost: dict[str, Any] | None) -> str | None:
-    """Return what rented machines cost, and how many were lost; None where none were."""
-    if not cost:
-        return None
-    attempts = cost["attempts"]
-    lost = "" if len(attempts) < 2 else f", of which {len(attempts) - 1} attempts were lost"
-    money = "price n/a" if cost["usd"] is None else f"about {dollars(cost['usd'])}"
-    return f"{attempts[-1]['machine']}; {money} in all{lost}"
 
 
 def phase_shares(training: dict[str, Any]) -> list[dict[str, Any]]:
