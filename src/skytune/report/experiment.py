@@ -9,7 +9,7 @@ from ..common import text
 from ..pricing.cost import dollars, spent, spent_in_all
 from . import figures
 from .findings import FACTOR, Group, groups, number_in, same_level, scalings, sentences, varying
-from .fit import LEVEL, MOST, TERMS, Fit, Row, fits, nearest
+from .fit import LEVEL, MOST, Fit, Row, fits, nearest
 from .page import render
 
 MOST_SENTENCES = 8
@@ -51,12 +51,12 @@ def build_experiment_page(
         charts=_charts(varying(found)),
         factors=factors,
         batches="batch" not in factors or str(design.get("held")) == "per_device_batch",
-        table=[_line(group, factors) for group in found],
+        table=[([_asked(group, name) for name in factors], group) for group in found],
         priced=any(group.values["usd_total"] for group in found),
         seeds=max((group.count for group in found), default=1),
         ended=[{**row, "usd_total": spent(row)} for row in rows if row.get("status") != "done"],
         adopted=[row for row in rows if row.get("origin") == "adopted"],
-        models=[_model(fit) for fit in models.values()],
+        models=list(models.values()),
         predictions=_predictions(models, rows, planned, factors),
         level=LEVEL,
         off=MOST,
@@ -138,24 +138,6 @@ def _charts(found: Sequence[Group]) -> list[dict[str, Any]]:
     return [{"heading": heading, "svg": svg, "note": note} for heading, svg, note in drawn if svg is not None]
 
 
-def _line(group: Group, factors: Sequence[str]) -> dict[str, Any]:
-    width = group.half_width("accuracy")
-    return {
-        "levels": [_asked(group, name) for name in factors],
-        "devices": group.row.get("devices"),
-        "batch": group.row.get("global_batch"),
-        "total": group.mean("total_s"),
-        "train": group.mean("train_s"),
-        "rate": group.mean("samples_per_s"),
-        "mfu": group.mean("mfu"),
-        "accuracy": group.mean("accuracy"),
-        "width": width,
-        "seeds": group.count,
-        "usd": group.mean("usd_total"),
-        "usd_1000": group.mean("usd_per_1000_samples"),
-    }
-
-
 def _asked(group: Group, name: str) -> Any:
     """Return a level as the design writes it, with the rows that trained where those are others."""
     asked = group.row.get(f"{FACTOR}{name}")
@@ -164,16 +146,6 @@ def _asked(group: Group, name: str) -> Any:
     number, trained = number_in(asked), group.levels[name]
     shown = asked if number is None else f"{number:,}"
     return shown if number == trained or not text.is_number(trained) else f"{shown} ({trained:,} trained)"
-
-
-def _model(fit: Fit) -> dict[str, Any]:
-    return {
-        "group": " · ".join(part for part in fit.group if part != "?"),
-        "cells": fit.cells,
-        "error": fit.error,
-        "worst": fit.worst,
-        "terms": [{"name": name, "value": fit.coefficients[name]} for name in TERMS],
-    }
 
 
 def _predictions(
