@@ -57,7 +57,7 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
     for name in dict.fromkeys(key for row in rows for key in row if key.startswith(FACTOR)):
         levels = [row.get(name) for row in rows]
         columns[name] = pd.array(levels)
-        if columns[name].dtype == object:  # of several types: text
+        if str(columns[name].dtype) == "object":  # of several types: text
             texts = [level if level is None or isinstance(level, str) else json.dumps(level) for level in levels]
             columns[name] = pd.array(texts, dtype="string")
     return pd.DataFrame(columns)
