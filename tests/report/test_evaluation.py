@@ -23,10 +23,7 @@ def test_everything_about_a_small_split() -> None:
     assert found["classes"][1] == pytest.approx(
         {"name": "positive", "precision": 1 / 3, "recall": 0.5, "f1": 0.4, "support": 2, "predicted": 3}
     )
-    assert found["balance"] == [
-        {"name": "negative", "rows": 3, "share": 0.6},
-        {"name": "positive", "rows": 2, "share": 0.4},
-    ]
+    assert [entry["support"] for entry in found["classes"]] == [3, 2]
     first, second, third = found["mistakes"]
     assert (first["row"], first["true"], first["predicted"]) == (4, "negative", "positive")
     assert first["probability"] == pytest.approx(1 / (1 + np.exp(-4)))
