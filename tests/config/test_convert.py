@@ -67,7 +67,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
             labels=draw(st.none() | st.lists(text, min_size=2, max_size=4, unique=True)),
         ),
         batch=BatchConfig(global_size=size, micro_size=draw(st.none() | st.integers(1, size))),
-        loader=LoaderConfig(num_workers=draw(st.integers(0, 8)), pin_memory=draw(st.booleans())),
+        loader=LoaderConfig(num_workers=draw(st.integers(0, 8))),
         optimizer=OptimizerConfig(
             name=draw(st.sampled_from(OptimizerName)),
             lr=draw(st.floats(1e-9, 9)),

@@ -42,24 +42,16 @@ def test_what_wandb_is_told(compose: Callable[..., RunConfig]) -> None:
     config = compose(
         "tracker=wandb",
         "tracker.wandb.project=p",
-        "tracker.wandb.entity=me",
-        "tracker.wandb.group=g",
-        "tracker.wandb.tags=[a,b]",
-        "tracker.wandb.notes='two words'",
         "tracker.wandb.mode=offline",
-        "tracker.wandb.save_code=true",
+        "+tracker.wandb.args.tags=[a,b]",
+        "+tracker.wandb.args.notes='two words'",
         "+tracker.wandb.args.job_type=train",
         "+tracker.wandb.args.settings.x=1",
     ).tracker.wandb
     assert config == WandbConfig(
         project="p",
-        entity="me",
-        group="g",
-        tags=["a", "b"],
-        notes="two words",
         mode=WandbMode.offline,
-        save_code=True,
-        args={"job_type": "train", "settings": {"x": 1}},
+        args={"tags": ["a", "b"], "notes": "two words", "job_type": "train", "settings": {"x": 1}},
     )
 
 
@@ -72,7 +64,7 @@ def test_what_wandb_is_told(compose: Callable[..., RunConfig]) -> None:
         ),
         ({"dir": ""}, "tracker.dir is empty"),
         ({"wandb": {"mode": "on"}}, r"tracker.wandb.mode='on': must be one of online, offline, disabled or null"),
-        ({"wandb": {"init_timeout": 0}}, "tracker.wandb.init_timeout=0.0: must be above 0"),
+        ({"wandb": {"tags": ["a"]}}, "unknown key 'tracker.wandb.tags': did you mean tracker.wandb.args"),
         ({"wandb": {"args": {"project": "p"}}}, r"args.project: has a key of its own, tracker.wandb.project"),
         ({"wandb": {"args": {"resume": "must"}}}, r"tracker.wandb.args.resume: the run decides it"),
     ],
@@ -108,7 +100,7 @@ def test_trackers_decide_nothing() -> None:
 
     plain = RunConfig()
     other = from_dict(
-        RunConfig, {"tracker": {"names": ["wandb"], "dir": "/x", "wandb": {"mode": "offline", "tags": ["a"]}}}
+        RunConfig, {"tracker": {"names": ["wandb"], "dir": "/x", "wandb": {"mode": "offline", "args": {"tags": ["a"]}}}}
     )
     assert decisive(plain) == decisive(other) and run_key(plain, {}) == run_key(other, {})
     assert from_dict(RunConfig, to_dict(other)) == other

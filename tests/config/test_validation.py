@@ -33,7 +33,6 @@ REFUSED = [
     "batch.bucket_batches=0",
     "batch.pad_multiple=0",
     "loader.num_workers=-1",
-    "loader.prefetch=0",
     "optimizer.lr=0.0",
     "optimizer.lr=10.0",
     "optimizer.weight_decay=-0.1",

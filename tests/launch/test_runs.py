@@ -72,8 +72,6 @@ KEEPS = {
     "launch.timeouts.kill": 3.0,
     "launch.timeouts.start": 20.0,
     "loader.num_workers": 3,
-    "loader.prefetch": 5,
-    "loader.pin_memory": False,
     "log.every_steps": 1,
     "log.every_seconds": 1.0,
     "batch.micro_size": 4,
@@ -110,14 +108,7 @@ KEEPS = {
     "tracker.names": ["wandb"],
     "tracker.dir": "/else/where",
     "tracker.wandb.project": "p",
-    "tracker.wandb.entity": "me",
-    "tracker.wandb.group": "g",
-    "tracker.wandb.tags": ["a"],
-    "tracker.wandb.notes": "n",
     "tracker.wandb.mode": "offline",
-    "tracker.wandb.save_code": True,
-    "tracker.wandb.init_timeout": 1.0,
-    "tracker.wandb.finish_timeout": 1.0,
     "tracker.wandb.args": {"job_type": "train"},
 }
 """Keys of where and how fast; the data enters by the fingerprint of its rows."""

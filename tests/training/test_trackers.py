@@ -32,6 +32,7 @@ from skytune.config import Precision, RunConfig, from_dict
 from skytune.job import Job, JobDir
 from skytune.training.callbacks import Callbacks, Run
 from skytune.training.recording import History
+from skytune.training import tracking as module
 from skytune.training.tracking import Tracking
 
 given = json.load(sys.stdin)
@@ -46,6 +47,8 @@ run = Run(config=config, job=job, world=world, model=None, total_steps=20, steps
 history = History()
 tracking = Tracking(Job(kind="train", run_key="a-run", config=config, labels=[]), history)
 callbacks = Callbacks([("history", history), ("tracking", tracking)])
+if given.get("stalled"):
+    module.UPLOAD_SECONDS = 3.0
 if given.get("resumed"):
     run.resumed_from = given["resumed"]
     history.records = [json.loads(line) for line in Path(given["history"]).read_text().splitlines()]
@@ -299,17 +302,17 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dic
     pytest.importorskip("wandb")
     folder = tmp_path_factory.mktemp("troubled")
     refusing, stalling = Server(status=401), Server(stalls=True)
-    seconds = {"init_timeout": 15.0, "finish_timeout": 60.0}
-    cases: dict[str, tuple[str | None, str | None, dict[str, float]]] = {
-        "unreachable": ("http://127.0.0.1:9", KEY, {**seconds, "init_timeout": 2.0}),
-        "refused": (refusing.url, KEY, seconds),
-        "keyless": (None, None, seconds),
-        "stalled": (stalling.url, KEY, {**seconds, "finish_timeout": 3.0}),
+    cases: dict[str, tuple[str | None, str | None, float]] = {
+        "unreachable": ("http://127.0.0.1:9", KEY, 2.0),
+        "refused": (refusing.url, KEY, 15.0),
+        "keyless": (None, None, 15.0),
+        "stalled": (stalling.url, KEY, 15.0),
     }
-    running = {
-        name: drive(folder / name, url, key=key, begun=name == "stalled", tracker={"names": ["wandb"], "wandb": wandb})
-        for name, (url, key, wandb) in cases.items()
-    }
+    running = {}
+    for name, (url, key, seconds) in cases.items():
+        tracker = {"names": ["wandb"], "wandb": {"args": {"settings": {"init_timeout": seconds}}}}
+        stalled = name == "stalled"
+        running[name] = drive(folder / name, url, key=key, begun=stalled, stalled=stalled, tracker=tracker)
     yield {name: {**driven(process, folder / name), "folder": folder / name} for name, process in running.items()}
     for server in (refusing, stalling):
         server.shutdown()

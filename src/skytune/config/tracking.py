@@ -6,7 +6,6 @@ from enum import Enum
 from importlib.util import find_spec
 from typing import Any
 
-from .checks import above_zero
 from .errors import ConfigError, UserError
 from .installing import add_extra
 
@@ -34,36 +33,15 @@ class WandbConfig:
     project: str | None = None
     """The project; empty follows WANDB_PROJECT, else `skytune`."""
 
-    entity: str | None = None
-    """User or team; empty follows WANDB_ENTITY, else the key's own."""
-
-    group: str | None = None
-    """Runs of one group are shown together."""
-
-    tags: list[str] = field(default_factory=list)
-    """Words to find the run by."""
-
-    notes: str | None = None
-    """A longer description."""
-
     mode: WandbMode | None = None
     """`online`; `offline` writes files for `wandb sync`; `disabled` does nothing. Empty follows WANDB_MODE, else
     `online`. What cannot go online (no network, a bad key) is written as with `offline`, and said once."""
 
-    save_code: bool = False
-    """Let W&B keep a copy of the code."""
-
-    init_timeout: float = 30.0
-    """Seconds after which a server that does not answer is given up. Training does not wait for it."""
-
-    finish_timeout: float = 60.0
-    """Seconds that the end of a run waits for the last uploads."""
-
     args: dict[str, Any] = field(default_factory=dict)
-    """Whatever else `wandb.init` takes, such as `job_type` or `settings`."""
+    """Whatever else `wandb.init` takes, such as `entity`, `group`, `tags`, `notes`, `save_code`, `job_type` or
+    `settings`."""
 
     def __post_init__(self) -> None:
-        above_zero(self, "tracker.wandb", "init_timeout", "finish_timeout")
         for name in self.args:
             if name in OURS:
                 raise ConfigError(f"tracker.wandb.args.{name}: the run decides it")

@@ -45,15 +45,8 @@ class LoaderConfig:
     num_workers: int = 0
     """Extra processes that build batches; 0 builds them in the training process (tokens are memory-mapped: enough)."""
 
-    pin_memory: bool = True
-    """Use page-locked memory for copies to a GPU (no effect on a CPU)."""
-
-    prefetch: int = 2
-    """Batches that every loader process keeps ready."""
-
     def __post_init__(self) -> None:
         at_least(self, "loader", 0, "num_workers")
-        at_least(self, "loader", 1, "prefetch")
 
 
 class OptimizerName(str, Enum):

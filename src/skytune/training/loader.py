@@ -40,14 +40,12 @@ class Feed:
         self._next = (number + 1, micro_size)
 
     def _loader(self, first: int, micro_size: int) -> DataLoader[Any]:
-        workers = self.config.loader.num_workers
         return DataLoader(
             _Batches(self.table, self.config.batch.pad_multiple or WIDTH),
             sampler=_Plan(self.world, self.order, range(first, self.last), micro_size),
             batch_size=None,
-            num_workers=workers,
-            prefetch_factor=self.config.loader.prefetch if workers else None,
-            pin_memory=self.config.loader.pin_memory and self.world.device.type == "cuda",
+            num_workers=self.config.loader.num_workers,
+            pin_memory=self.world.device.type == "cuda",
             generator=torch.Generator(),  # else it draws from the stream that dropout is drawn from
         )
 

@@ -31,7 +31,13 @@ from .versions import versions
 log = logging.getLogger(__name__)
 
 SECONDS = 10.0
-"""How long a tracker may take to finish where nothing else is said, or when a run was told to end."""
+"""How long a tracker may take to finish where nothing is uploaded, or when a run was told to end."""
+
+UPLOAD_SECONDS = 60.0
+"""How long the end of a run waits for the last uploads."""
+
+INIT_SECONDS = 30.0
+"""After which a W&B server that does not answer is given up where `settings.init_timeout` says nothing else."""
 
 
 def folder(config: TrackerConfig, jobdir: JobDir, run_key: str) -> Path:
@@ -72,8 +78,8 @@ class Tracking(Callback):
             self._close(run, SECONDS)
 
     def on_model_saved(self, run: Run) -> None:
-        """Wait until everything is handed over, so long as the configuration says."""
-        self._close(run, run.config.tracker.wandb.finish_timeout)
+        """Wait until everything is handed over, but not for ever."""
+        self._close(run, UPLOAD_SECONDS)
 
     def on_exception(self, run: Run) -> None:
         """Hand over what led there."""
@@ -251,21 +257,17 @@ class Wandb(WandBTracker):
 
     def __init__(self, config: WandbConfig, folder: Path, run_key: str, resumed: bool) -> None:
         own = {"id": run_key, "name": run_key, **reveal(config.args)}
-        waits = {"init_timeout": config.init_timeout, "login_timeout": config.init_timeout}
-        own["settings"] = {**waits, "console": "off", **(own.get("settings") or {})}
+        settings = {"init_timeout": INIT_SECONDS, "console": "off", **(own.get("settings") or {})}
+        self.timeout, self.first, self.trouble = float(settings["init_timeout"]), 0, ""
+        own["settings"] = {"login_timeout": self.timeout, **settings}
         super().__init__(
             config.project or os.environ.get("WANDB_PROJECT") or "skytune",
-            entity=config.entity,
-            group=config.group,
-            tags=config.tags or None,
-            notes=config.notes,
             mode=config.effective_mode(),
-            save_code=config.save_code,
             dir=str(folder),
             resume="allow" if resumed else None,
             **own,
         )
-        self.folder, self.timeout, self.first, self.trouble = folder, config.init_timeout, 0, ""
+        self.folder = folder
 
     def start(self) -> None:
         """Begin online where that is wanted and can be had, else offline."""
