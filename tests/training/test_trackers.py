@@ -142,7 +142,7 @@ def test_trackers_have_the_whole_history_across_a_resume(
     """Both at once, in a folder that outlives the run: one W&B run id, no step twice, no secret."""
     monkeypatch.setenv("SEEN_TOKEN", CANARY)
     pytest.importorskip("wandb")
-    wandb = {"mode": "offline", "tags": ["a", "b"], "project": "mine", "args": {"job_type": "train"}}
+    wandb = {"mode": "offline", "project": "mine", "args": {"tags": ["a", "b"], "job_type": "train"}}
     settings = {
         **RUN,
         "tracker": {"names": ["tensorboard", "wandb"], "dir": str(tmp_path / "seen"), "wandb": wandb},

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from skytune.config import OptimizerConfig
-from skytune.training.fast.checking import disagreement
 from skytune.training.fast.models import PackedModel
+from skytune.training.fast.opening import disagreement
 from skytune.training.fast.packing import DeviceTable
 from skytune.training.fast.step import PackedStep
 from skytune.training.schedule import build_optimizer

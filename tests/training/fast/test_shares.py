@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.training.fast.arena import Arena
@@ -25,6 +25,7 @@ def test_parts_cover_all_layers_once(count: int) -> None:
     assert all(before[1] == after[0] for before, after in pairwise(covered))
 
 
+@settings(deadline=None)  # the first optimizer imports a lot
 @given(st.integers(2, 9), st.lists(st.integers(1, 3000), min_size=1, max_size=5), st.integers(1, 20), st.integers(1, 9))
 def test_everything_is_updated_by_one_process_or_by_all(size: int, lengths: list[int], words: int, width: int) -> None:
     """Shares of layers have whole cache lines, those of the table whole rows; what does not come out is everybody's."""
@@ -46,6 +47,7 @@ def test_everything_is_updated_by_one_process_or_by_all(size: int, lengths: list
     assert (taken[:, ~owned] == size).all()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 12), st.lists(st.integers(0, 11), max_size=30), st.integers(-1, 3))
 def test_rows_are_added_up_by_whoever_has_them(size: int, count: int, ids: list[int], padding: int) -> None:
     """The sum over processes is the gradient of the whole table; nobody writes into the share of another."""

@@ -4,30 +4,23 @@ import numpy as np
 import pytest
 import torch
 
-from skytune.config import OptimizerConfig
-from skytune.training.fast.models import PackedModel
-from skytune.training.fast.packing import DeviceTable
+from skytune.config import OptimizerConfig, Precision, RunConfig
+from skytune.job import JobDir
+from skytune.training.callbacks import Run
+from skytune.training.devices import World
 from skytune.training.fast.taking import COARSE, PackedSteps
 from skytune.training.order import SampleOrder
 from skytune.training.schedule import build_optimizer
+from skytune.training.strategy import Strategy
 
 
 def steps_of(model, data, *, micro=8, optimizer=None):
     order = SampleOrder(data.lengths, seed=3, global_size=8, bucket_batches=1)
     optimizer = optimizer or build_optimizer(OptimizerConfig(lr=3e-3), model)
-    packed = PackedModel(model.train(), optimizer, torch.float32)
-    table = DeviceTable(data, torch.device("cpu"))
-    return PackedSteps(
-        packed,
-        table,
-        order,
-        seed=3,
-        rank=0,
-        world_size=1,
-        micro_size=micro,
-        clip_norm=1.0,
-        total_steps=20,
-    )
+    world = World(0, 1, torch.device("cpu"), Precision.fp32)
+    config = RunConfig(seed=3)
+    run = Run(config, JobDir("/nonexistent"), world, model.train(), 20, order.steps_per_epoch, micro_batch=micro)
+    return PackedSteps(run, Strategy(config, world), optimizer, order, data, lambda: False)
 
 
 def weights(model):
@@ -38,8 +31,8 @@ def weights(model):
 def test_accumulation_is_the_whole_batch(micro, tiny, rows_of):
     """20 rows, global batch 8: two whole steps and one of 4 rows, in micro-batches that do not divide them."""
     data, whole, cut = rows_of(20), tiny(), tiny()
-    expected = steps_of(whole, data).take(0, [3e-3] * 6)
-    found = steps_of(cut, data, micro=micro).take(0, [3e-3] * 6)
+    expected = steps_of(whole, data).advance(0, [3e-3] * 6)
+    found = steps_of(cut, data, micro=micro).advance(0, [3e-3] * 6)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(weights(cut), weights(whole), atol=1e-5, rtol=0)
 
@@ -48,19 +41,19 @@ def test_blocks_of_any_size_are_the_same_run(tiny, rows_of):
     """With dropout: six steps at once, one by one, and continued by another process, to the bit."""
     data, at_once, single, begun = rows_of(20), tiny(dropout=0.2), tiny(dropout=0.2), tiny(dropout=0.2)
     rates = [3e-3 * (1 - step / 6) for step in range(6)]
-    expected = steps_of(at_once, data).take(0, rates)
+    expected = steps_of(at_once, data).advance(0, rates)
     one = steps_of(single, data)
-    found = torch.cat([one.take(step, [rates[step]]) for step in range(6)], 1)
+    found = torch.cat([one.advance(step, [rates[step]]) for step in range(6)], 1)
     assert torch.equal(found, expected) and torch.equal(weights(single), weights(at_once))
     optimizer = build_optimizer(OptimizerConfig(lr=3e-3), begun)
-    before = steps_of(begun, data, optimizer=optimizer).take(0, rates[:2])
-    after = steps_of(begun, data, optimizer=optimizer).take(2, rates[2:])
+    before = steps_of(begun, data, optimizer=optimizer).advance(0, rates[:2])
+    after = steps_of(begun, data, optimizer=optimizer).advance(2, rates[2:])
     assert torch.equal(torch.cat([before, after], 1), expected) and torch.equal(weights(begun), weights(at_once))
 
 
 def test_dropout_differs_between_steps_and_repeats_with_the_seed(tiny, rows_of):
     data = rows_of(8)
-    runs = [steps_of(tiny(dropout=0.5), data).take(0, [0.0, 0.0]) for _ in range(2)]
+    runs = [steps_of(tiny(dropout=0.5), data).advance(0, [0.0, 0.0]) for _ in range(2)]
     assert torch.equal(runs[0], runs[1])
     assert runs[0][0, 0] != runs[0][0, 1], "the same rows and weights in another step: another mask"
 
@@ -70,7 +63,7 @@ def test_a_step_longer_than_every_budget_fits_into_one_that_depends_on_its_lengt
     data = rows_of(20)
     steps, other = steps_of(tiny(), data), steps_of(tiny(), data)
     steps.budgets = other.budgets = [64]
-    assert np.isfinite(steps.take(0, [1e-3])[0, 0].item()) and steps.computed_tokens == COARSE
+    assert np.isfinite(steps.advance(0, [1e-3])[0, 0].item()) and steps.computed_tokens == COARSE
     other._budget(2 * COARSE)
     for tokens in (60, 65, COARSE, COARSE + 1):
         assert steps._budget(tokens) == other._budget(tokens) >= tokens
@@ -87,5 +80,5 @@ def test_graphs_are_let_go(tiny, rows_of):
 
     steps, graph = steps_of(tiny(), rows_of(8)), Graph()
     steps.packed.graphs[64, False, True] = graph
-    steps.packed.forget()
+    steps.close()
     assert not graph.here and not steps.packed.graphs

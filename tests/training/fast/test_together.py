@@ -9,13 +9,15 @@ import pytest
 import torch
 import transformers
 
-from skytune.config import OptimizerConfig
+from skytune.config import OptimizerConfig, Precision, RunConfig
 from skytune.data.batches import TokenTable
-from skytune.training.fast.models import PackedModel
-from skytune.training.fast.packing import DeviceTable
+from skytune.job import JobDir
+from skytune.training.callbacks import Run
+from skytune.training.devices import World
 from skytune.training.fast.taking import PackedSteps
 from skytune.training.order import SampleOrder
 from skytune.training.schedule import build_optimizer
+from skytune.training.strategy import Strategy
 
 BATCH, STEPS = 8, 5
 
@@ -51,23 +53,15 @@ def trained(vocabulary: int, micro: int, rank: int, size: int) -> Trained:
     data = TokenTable(pa.table({"input_ids": ids, "labels": random.integers(0, 2, size=20)}))
     order = SampleOrder(data.lengths, seed=3, global_size=BATCH, bucket_batches=1)
     optimizer = build_optimizer(OptimizerConfig(lr=3e-3), model)
-    steps = PackedSteps(
-        PackedModel(model, optimizer, torch.float32),
-        DeviceTable(data, torch.device("cpu")),
-        order,
-        seed=3,
-        rank=rank,
-        world_size=size,
-        micro_size=micro,
-        clip_norm=1.0,
-        total_steps=STEPS,
-    )
+    world, settings = World(rank, size, torch.device("cpu"), Precision.fp32), RunConfig(seed=3)
+    run = Run(settings, JobDir("/nonexistent"), world, model, STEPS, order.steps_per_epoch, micro_batch=micro)
+    steps = PackedSteps(run, Strategy(settings, world), optimizer, order, data, lambda: False)
     taken: list[bool] = []
     together = steps.packed.together
     if together is not None:
         finish = together.finish
         together.finish = lambda: (taken.append(together.by_tokens), finish())  # type: ignore[assignment, func-returns-value]
-    told = steps.take(0, [3e-3] * STEPS)
+    told = steps.advance(0, [3e-3] * STEPS)
     arena = steps.model.arena
     before = arena.weights.clone()
     steps.collect()

@@ -68,12 +68,9 @@ class Arena:
         assert len(steps) <= 1, f"parameters took different numbers of steps: {sorted(steps)}"
         self.steps = int(steps.pop()) if steps else 0
         for start, p in self.places.values():
-            state, first, second = (
-                self.optimizer.state[p],
-                self._view(self.first, p, start),
-                self._view(self.second, p, start),
-            )
-            for view, name in ((first, "exp_avg"), (second, "exp_avg_sq")):
+            state = self.optimizer.state[p]
+            for flat, name in ((self.first, "exp_avg"), (self.second, "exp_avg_sq")):
+                view = self._view(flat, p, start)
                 if name in state and state[name] is not view:
                     view.copy_(state[name])
                 state[name] = view
@@ -142,27 +139,11 @@ class Arena:
             if self.low is not self.weights:
                 self.low[cut].copy_(weights)
             return
-        import triton
-
         from . import kernels
 
-        count = weights.numel()
-        kernels.adamw[(triton.cdiv(count, 1024),)](
-            weights,
-            first,
-            second,
-            grads,
-            self.low[cut],
-            self.scalars,
-            count,
-            decay,
-            beta1,
-            beta2,
-            eps,
-            HAS_LOW=self.low is not self.weights,
-            BLOCK=1024,
-            num_warps=4,
-        )
+        count, low = weights.numel(), self.low is not self.weights
+        given = (weights, first, second, grads, self.low[cut], self.scalars, count, decay, beta1, beta2, eps)
+        kernels.adamw[(-(-count // 1024),)](*given, HAS_LOW=low, BLOCK=1024, num_warps=4)
 
     def _joined(self, flat: Tensor, parameters: Sequence[torch.nn.Parameter]) -> Tensor:
         start, first = self.places[id(parameters[0])]

@@ -84,68 +84,37 @@ FORWARD = {"M": 16, "N": 32, "num_warps": 1}
 BACKWARD = {"M": 32, "N": 32, "num_warps": 2, "num_stages": 1}
 
 
-def _tiles(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor, Any]:
-    import triton
+def _given(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what both kernels take last, and what they are compiled for."""
+    given = (packed.begin, packed.end, *drop.given(packed), _scale(qkv, heads), len(qkv))
+    precision = "ieee" if qkv.dtype == torch.float32 else "tf32"
+    return given, {"HEADS": heads, "D": qkv.shape[1] // (3 * heads), "DROP": drop.rate > 0, "PRECISION": precision}
 
+
+def _tiles(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor, Any]:
     from . import attention_kernels
 
     tokens, width = len(qkv), qkv.shape[1] // 3
     out = torch.empty(tokens, width, device=qkv.device, dtype=qkv.dtype)
     lse = torch.empty(heads, tokens, device=qkv.device, dtype=torch.float32)
-    attention_kernels.forward[(triton.cdiv(tokens, FORWARD["M"]), heads)](
-        qkv,
-        out,
-        lse,
-        packed.begin,
-        packed.end,
-        packed.seed,
-        drop.salt,
-        drop.threshold,
-        drop.raised,
-        _scale(qkv, heads),
-        tokens,
-        HEADS=heads,
-        D=width // heads,
-        DROP=drop.rate > 0,
-        PRECISION=_precision(qkv),
-        **FORWARD,
-    )
+    given, fixed = _given(qkv, heads, drop, packed)
+    attention_kernels.forward[(-(-tokens // FORWARD["M"]), heads)](qkv, out, lse, *given, **fixed, **FORWARD)
     return out, lse
 
 
 def _tiles_backward(
     dout: Tensor, qkv: Tensor, out: Tensor, lse: Any, heads: int, drop: Drop, packed: Packed, sums: Tensor
 ) -> Tensor:
-    import triton
-
     from . import attention_kernels
 
     tokens, width = dout.shape
     dqkv = torch.empty_like(qkv)
-    tiles = triton.cdiv(tokens, BACKWARD["M"])
+    tiles = -(-tokens // BACKWARD["M"])
     # A tile leaves one row of sums. Where there are more tiles than rows, they are added up first.
     partial = sums if tiles <= PROGRAMS else torch.empty(tiles, 3 * width, device=sums.device)
+    given, fixed = _given(qkv, heads, drop, packed)
     attention_kernels.backward[(tiles, heads, 2)](
-        qkv,
-        out,
-        dout,
-        lse,
-        dqkv,
-        partial,
-        partial.stride(0),
-        packed.begin,
-        packed.end,
-        packed.seed,
-        drop.salt,
-        drop.threshold,
-        drop.raised,
-        _scale(qkv, heads),
-        tokens,
-        HEADS=heads,
-        D=width // heads,
-        DROP=drop.rate > 0,
-        PRECISION=_precision(qkv),
-        **BACKWARD,
+        qkv, out, dout, lse, dqkv, partial, partial.stride(0), *given, **fixed, **BACKWARD
     )
     if tiles <= PROGRAMS:
         sums[tiles:].zero_()  # another budget's rows
@@ -155,25 +124,14 @@ def _tiles_backward(
     return dqkv
 
 
-def _precision(tensor: Tensor) -> str:
-    return "ieee" if tensor.dtype == torch.float32 else "tf32"
+def _lengths(packed: Packed) -> tuple[Any, ...]:
+    return packed.bounds, packed.bounds, packed.longest, packed.longest
 
 
 def _flash(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor, Any]:
-    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
-    longest = packed.longest
+    parts, scale = qkv.view(len(qkv), 3, heads, -1).unbind(1), _scale(qkv, heads)
     out, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
-        query,
-        key,
-        value,
-        packed.bounds,
-        packed.bounds,
-        longest,
-        longest,
-        drop.rate,
-        False,
-        False,
-        scale=_scale(qkv, heads),
+        *parts, *_lengths(packed), drop.rate, False, False, scale=scale
     )
     return out.view(len(qkv), -1), (lse, state, unused)
 
@@ -181,25 +139,10 @@ def _flash(qkv: Tensor, heads: int, drop: Drop, packed: Packed) -> tuple[Tensor,
 def _flash_backward(
     dout: Tensor, qkv: Tensor, out: Tensor, saved: Any, heads: int, drop: Drop, packed: Packed
 ) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value = qkv.view(len(qkv), 3, heads, -1).unbind(1)
-    lse, state, unused = saved
-    shape = (len(qkv), heads, query.shape[-1])
+    parts, scale = qkv.view(len(qkv), 3, heads, -1).unbind(1), _scale(qkv, heads)
+    (lse, *states), shape = saved, parts[0].shape
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        dout.view(shape),
-        query,
-        key,
-        value,
-        out.view(shape),
-        lse,
-        packed.bounds,
-        packed.bounds,
-        packed.longest,
-        packed.longest,
-        drop.rate,
-        False,
-        state,
-        unused,
-        scale=_scale(qkv, heads),
+        dout.view(shape), *parts, out.view(shape), lse, *_lengths(packed), drop.rate, False, *states, scale=scale
     )
     flat = (len(qkv), -1)
     return dq.reshape(flat), dk.reshape(flat), dv.reshape(flat)

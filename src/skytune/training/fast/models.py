@@ -216,13 +216,9 @@ class PackedModel:
         return LayerWeights(
             **self._matrices(layer, of),
             qkv_bias=of(*(_at(layer, name).bias for name in (n.query, n.key, n.value))),
-            project_bias=of(own["project"].bias),
             norm1=of(own["norm1"].weight),
-            norm1_bias=of(own["norm1"].bias),
-            rise_bias=of(own["rise"].bias),
-            fall_bias=of(own["fall"].bias),
             norm2=of(own["norm2"].weight),
-            norm2_bias=of(own["norm2"].bias),
+            **{f"{name}_bias": of(module.bias) for name, module in own.items()},
         )
 
     def _grads(self, layer: nn.Module, sums: Tensor) -> LayerGrads:
@@ -233,18 +229,8 @@ def _vectors(layer: nn.Module, n: Names) -> list[nn.Parameter]:
     """Return the layer's vectors in the order of `LayerGrads`."""
     q, k, v, project, rise, fall = (_at(layer, name) for name in (n.query, n.key, n.value, n.project, n.rise, n.fall))
     norm1, norm2 = _at(layer, n.norm1), _at(layer, n.norm2)
-    return [
-        norm2.weight,
-        norm2.bias,
-        fall.bias,
-        norm1.weight,
-        norm1.bias,
-        project.bias,
-        q.bias,
-        k.bias,
-        v.bias,
-        rise.bias,
-    ]
+    ends = [norm2.weight, norm2.bias, fall.bias, norm1.weight, norm1.bias, project.bias]
+    return [*ends, q.bias, k.bias, v.bias, rise.bias]
 
 
 def _at(module: Any, name: str) -> Any:

@@ -7,6 +7,7 @@ them up at the end.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,10 @@ class Drop:
         """Factor on what is kept."""
         return 1 / (1 - self.rate)
 
+    def given(self, packed: Packed) -> tuple[Tensor, int, int, float]:
+        """Return what every kernel with a dropout takes of it."""
+        return packed.seed, self.salt, self.threshold, self.raised
+
 
 class Partials:
     """Partial sums [layers, programs, C] in fp32, and the rows of gradients [layers, C] that they belong to."""
@@ -67,11 +72,9 @@ class Partials:
             total = self.buffer.sum(1)
             self.out.copy_(self.out + total if add else total)
             return
-        import triton
-
         from . import kernels
 
-        kernels.reduce_partials[(triton.cdiv(columns, 64), layers)](
+        kernels.reduce_partials[(-(-columns // 64), layers)](
             self.buffer, self.out, self.out.stride(0), PROGRAMS, columns, ADD=add, ROWS=64, BLOCK=64, num_warps=4
         )
 
@@ -90,33 +93,15 @@ def dropout_add_norm(
         scale = torch.rsqrt((z.float() - mean).square().mean(1, keepdim=True) + eps)
         y = (z.float() - mean) * scale * gamma.float() + beta.float()
         return y.to(x.dtype), z, torch.cat([mean, scale], 1)
-    import triton
-
     from . import kernels
 
     rows, width = x.shape
     y, z = torch.empty_like(x), torch.empty_like(x)
     stats = torch.empty(rows, 2, device=x.device, dtype=torch.float32)
     each = 4 if rows >= MANY else 1
-    kernels.dropout_add_norm[(triton.cdiv(rows, each),)](
-        x,
-        residual,
-        gamma,
-        beta,
-        y,
-        z,
-        stats,
-        packed.seed,
-        drop.salt,
-        drop.threshold,
-        drop.raised,
-        eps,
-        rows,
-        H=width,
-        BLOCK=triton.next_power_of_2(width),
-        ROWS=each,
-        DROP=drop.rate > 0,
-        num_warps=8 if each > 1 else 4,
+    fixed = {**_fixed(width, drop), "ROWS": each, "num_warps": 8 if each > 1 else 4}
+    kernels.dropout_add_norm[(-(-rows // each),)](
+        x, residual, gamma, beta, y, z, stats, *drop.given(packed), eps, rows, **fixed
     )
     return y, z, stats
 
@@ -137,46 +122,31 @@ def dropout_add_norm_backward(
         dx = dropped(dz, drop, packed)
         partial[0] = torch.cat([(dy.float() * normal).sum(0), dy.float().sum(0), dx.sum(0)])
         return dx.to(dy.dtype), dz.to(dy.dtype)
-    import triton
-
     from . import kernels
 
     dz = torch.empty_like(dy)
     dx = torch.empty_like(dy) if drop.rate > 0 else dz
     each = 4 if rows >= MANY else 2
+    fixed = {**_fixed(width, drop), "ROWS": each, "num_warps": 4}
     kernels.dropout_add_norm_backward[(PROGRAMS,)](
-        dy,
-        z,
-        gamma,
-        stats,
-        dz,
-        dx,
-        partial,
-        partial.stride(0),
-        packed.seed,
-        drop.salt,
-        drop.threshold,
-        drop.raised,
-        rows,
-        H=width,
-        BLOCK=triton.next_power_of_2(width),
-        ROWS=each,
-        DROP=drop.rate > 0,
-        num_warps=4,
+        dy, z, gamma, stats, dz, dx, partial, partial.stride(0), *drop.given(packed), rows, **fixed
     )
     return dx, dz
+
+
+def _fixed(width: int, drop: Drop) -> dict[str, Any]:
+    """What kernels over whole rows are compiled for: H, the next power of two, and whether there is a dropout."""
+    return {"H": width, "BLOCK": 1 << (width - 1).bit_length(), "DROP": drop.rate > 0}
 
 
 def gelu(h: Tensor) -> Tensor:
     """Return the exact GELU."""
     if not _triton(h):
         return torch.nn.functional.gelu(h)
-    import triton
-
     from . import kernels
 
     out = torch.empty_like(h)
-    kernels.gelu[(triton.cdiv(h.numel(), 2048),)](h, out, h.numel(), BLOCK=2048, num_warps=4)
+    kernels.gelu[(-(-h.numel() // 2048),)](h, out, h.numel(), BLOCK=2048, num_warps=4)
     return out
 
 
@@ -188,14 +158,12 @@ def gelu_backward(df: Tensor, h: Tensor, partial: Tensor) -> Tensor:
             (dh,) = torch.autograd.grad(torch.nn.functional.gelu(leaf), leaf, df)
         partial[0] = dh.float().sum(0)
         return dh
-    import triton
-
     from . import kernels
 
     rows, columns = df.shape
     dh = torch.empty_like(df)
     each = 2 if rows >= MANY else 1
-    kernels.gelu_backward[(PROGRAMS, triton.cdiv(columns, 1024))](
+    kernels.gelu_backward[(PROGRAMS, -(-columns // 1024))](
         df, h, dh, partial, partial.stride(0), rows, columns, ROWS=each, BLOCK=1024, num_warps=4 * each
     )
     return dh
@@ -203,13 +171,11 @@ def gelu_backward(df: Tensor, h: Tensor, partial: Tensor) -> Tensor:
 
 def join(parts: tuple[Tensor, Tensor, Tensor], partial: Tensor) -> Tensor:
     """Return three [T, C] side by side; `partial` [programs, 3C] gets the sums over rows. CUDA only."""
-    import triton
-
     from . import kernels
 
     rows, columns = parts[0].shape
     out = torch.empty(rows, 3 * columns, device=partial.device, dtype=parts[0].dtype)
-    kernels.join[(PROGRAMS, triton.cdiv(columns, 256), 3)](
+    kernels.join[(PROGRAMS, -(-columns // 256), 3)](
         *parts, out, partial, partial.stride(0), rows, columns, ROWS=4, BLOCK=256, num_warps=2
     )
     return out
@@ -258,23 +224,8 @@ def add_rows(grad: Tensor, order: tuple[Tensor, Tensor], rows: Rows, padding: in
         kept = rows.mine(ids) & (ids != padding)
         out.index_add_(0, ids[kept], grad[places[kept]].to(out.dtype))
         return
-    import triton
-
     from . import kernels
 
     count, width = grad.shape
-    kernels.add_rows[(count, triton.cdiv(width, 256))](
-        ids,
-        places,
-        grad,
-        out,
-        count,
-        rows.first,
-        rows.stop,
-        rows.rest,
-        padding,
-        width,
-        BLOCK=256,
-        ROWS=32,
-        num_warps=4,
-    )
+    given = (ids, places, grad, out, count, rows.first, rows.stop, rows.rest, padding, width)
+    kernels.add_rows[(count, -(-width // 256))](*given, BLOCK=256, ROWS=32, num_warps=4)

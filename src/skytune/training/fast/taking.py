@@ -4,21 +4,27 @@ What a block needs is computed ahead and copied to the device at once; then ever
 replay of a graph. Nothing waits for the device before the block is over.
 """
 
-import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...config import Precision
+from ...data.batches import TokenTable
+from ..callbacks import Run
 from ..order import SampleOrder
 from ..seeding import step_seed
+from ..steps import Taken
+from ..strategy import Strategy
 from .models import PackedModel
 from .packing import GRAIN, DeviceTable, choose_budgets
 from .step import PackedStep
 
-log = logging.getLogger(__name__)
+BLOCK = 32
+"""Steps that are taken before the CPU waits for the device; a person waits that long for an answer to Ctrl-C."""
 
 BUDGETS = 16
 """Graphs that are captured at most, for steps of different lengths."""
@@ -50,8 +56,6 @@ class Plan:
     first: int
     steps: list[list[Micro]]
     """The micro-batches of every step."""
-    of: list[int]
-    """The step, counted from `first`, of every micro-batch."""
     whole: Tensor
     """[micro-batches, 1 + rows] on the device, as `PackedStep.whole`."""
     real: Tensor
@@ -61,40 +65,43 @@ class Plan:
         """Whether it begins with these steps."""
         return first == self.first and count <= len(self.steps)
 
-    def count(self, steps: int) -> int:
-        """Return the micro-batches of the first steps."""
-        return sum(len(micros) for micros in self.steps[:steps])
-
 
 class PackedSteps:
-    """The steps of one process.
+    """The steps of one process, see `Steps`; built like `EagerSteps`."""
 
-    Args:
-        micro_size: most rows of a micro-batch.
-        total_steps: of the run.
-    """
+    most = BLOCK
 
     def __init__(
         self,
-        model: PackedModel,
-        table: DeviceTable,
+        run: Run,
+        strategy: Strategy,
+        optimizer: torch.optim.AdamW,
         order: SampleOrder,
-        *,
-        seed: int,
-        rank: int,
-        world_size: int,
-        micro_size: int,
-        clip_norm: float | None,
-        total_steps: int,
+        table: TokenTable,
+        notice: Callable[[], bool],
     ) -> None:
-        self.order, self.seed, self.rank, self.world_size, self.micro_size = order, seed, rank, world_size, micro_size
-        self.model, self.captured = model, table.tokens.is_cuda
-        self.packed = PackedStep(model, table, micro_size, clip_norm, (rank, world_size))
+        world, clip_norm = run.world, run.config.optimizer.clip_norm
+        self.run, self.strategy, self.order, self.notice, self.clips = (
+            run,
+            strategy,
+            order,
+            notice,
+            clip_norm is not None,
+        )
+        self.seed, self.rank, self.world_size, self.micro_size = (
+            run.config.seed,
+            world.rank,
+            world.size,
+            run.micro_batch,
+        )
+        compute = torch.bfloat16 if world.precision is Precision.bf16 else torch.float32
+        self.model, self.captured = PackedModel(run.model, optimizer, compute), world.device.type == "cuda"
+        rows = DeviceTable(table, world.device)
+        self.packed = PackedStep(self.model, rows, self.micro_size, clip_norm, (world.rank, world.size))
         # From step 0, wherever this process starts: rounding and dropout's masks depend on the budget of a step.
-        last = min(total_steps, EPOCHS * order.steps_per_epoch)
+        last = min(run.total_steps, EPOCHS * order.steps_per_epoch)
         totals = [micro.most for step in range(last) for micro in self._micros(step)]
         self.budgets = choose_budgets(np.array(totals or [1]), BUDGETS, waste=WASTE)
-        self.total_steps = total_steps
         self._plan: Plan | None = None
         self.real_tokens = self.computed_tokens = 0
         self.capture_seconds = 0.0
@@ -118,8 +125,22 @@ class PackedSteps:
         """Share of the computed tokens that were idle."""
         return 1 - self.real_tokens / max(self.computed_tokens, 1)
 
-    def take(self, first: int, rates: list[float]) -> Tensor:
-        """Take one step for every learning rate in `rates`; return [2, steps] on the device.
+    def close(self) -> None:
+        """See `Steps`: the captured graphs, their memory, and the hold that they have on the exchange between processes
+        (NCCL's communicator, whose end waits for theirs)."""
+        self.packed.forget()
+
+    def take(self, rates: list[float]) -> Taken:
+        """See `Steps`."""
+        told = self.advance(self.run.step, rates)
+        # One exchange a block: every process's part of the losses, and whether one was told to end.
+        said = torch.cat([told[0], told.new_tensor([float(self.notice())])])
+        *losses, end = self.strategy.reduce_sum(said).tolist()
+        norms = told[1].tolist()
+        return Taken(losses, [norm if self.clips else None for norm in norms], end > 0)
+
+    def advance(self, first: int, rates: list[float]) -> Tensor:
+        """Take one step from `first` on for every learning rate in `rates`; return [2, steps] on the device.
 
         The first row holds this process's part of each step's mean loss (the sum over processes is the loss), the
         second the norm of the whole gradient before clipping.
@@ -128,9 +149,11 @@ class PackedSteps:
             self.packed.together.behind = True
         plan = self._plan if self._plan is not None and self._plan.covers(first, len(rates)) else None
         plan = plan or self._planned(first, len(rates))
-        real = plan.real[: plan.count(len(rates))]
-        real[:, 0] = torch.tensor([rates[number] for number in plan.of[: len(real)]])
-        real = real.to(self.packed.real.device, non_blocking=True)
+        at = 0
+        for rate, micros in zip(rates, plan.steps, strict=False):
+            plan.real[at : at + len(micros), 0] = rate
+            at += len(micros)
+        real = plan.real[:at].to(self.packed.real.device, non_blocking=True)
         told = torch.zeros(2, len(rates), device=real.device)
         at = 0
         for number in range(len(rates)):
@@ -149,7 +172,7 @@ class PackedSteps:
         self.model.arena.count(first + len(rates))
         # While the device works: what the next block needs.
         after = first + len(rates)
-        self._plan = self._planned(after, min(len(rates), self.total_steps - after)) if self.captured else None
+        self._plan = self._planned(after, min(len(rates), self.run.total_steps - after)) if self.captured else None
         return told
 
     def collect(self) -> None:
@@ -160,9 +183,9 @@ class PackedSteps:
     def _planned(self, first: int, count: int) -> "Plan":
         """Lay out the micro-batches of some steps, and copy their rows to the device."""
         steps = [self._micros(first + number) for number in range(count)]
-        of = [number for number, micros in enumerate(steps) for _ in micros]
-        whole = np.full((len(of), len(self.packed.whole)), -1, dtype=np.int64)
-        real = np.zeros((len(of), 5), dtype=np.float32)
+        count = sum(map(len, steps))
+        whole = np.full((count, len(self.packed.whole)), -1, dtype=np.int64)
+        real = np.zeros((count, 5), dtype=np.float32)
         at = 0
         for number, micros in enumerate(steps):
             size = len(self.order.rows(first + number))
@@ -176,7 +199,7 @@ class PackedSteps:
         if self.captured:
             rows, numbers = rows.pin_memory(), numbers.pin_memory()
         rows = rows.to(self.packed.whole.device, non_blocking=True)
-        return Plan(first, steps, of, rows, numbers)
+        return Plan(first, steps, rows, numbers)
 
     def _micros(self, step: int) -> list[Micro]:
         rows = self.order.rows(step)
