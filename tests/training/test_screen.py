@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from skytune.training.screen import ERASE, NO_WRAP, WRAP, Frames, Screen
+from skytune.training.progress import ERASE, NO_WRAP, WRAP, Frames, Screen
 
 
 def test_text_takes_the_place_of_the_bar() -> None:

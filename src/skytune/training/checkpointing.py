@@ -275,7 +275,7 @@ class Checkpoints(Callback):
         """Return whether no process is busy with an earlier save (collective); else all of them skip this one."""
         assert self.writer is not None
         started = time.perf_counter()
-        if self._sum(float(not self.writer.ready())) == 0:
+        if self.strategy.total(not self.writer.ready()) == 0:
             return True
         self.stall_seconds += self.writer.skip(run.step, started)
         return False
@@ -290,14 +290,7 @@ class Checkpoints(Callback):
         """Return rank 0's wish on every process that saves or helps to; their clocks differ."""
         if self.world.size == 1 or not (self.strategy.together or run.collect is not None):
             return wish
-        return self._sum(float(wish and self.world.main)) > 0
-
-    def _sum(self, value: float) -> float:
-        if self.world.size == 1:
-            return value
-        import torch
-
-        return float(self.strategy.reduce_sum(torch.tensor(value, device=self.world.device)).item())
+        return self.strategy.total(wish and self.world.main) > 0
 
     @property
     def _busy(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from ..config import RunConfig
 from ..data.batches import TokenTable
@@ -40,25 +40,19 @@ class Feed:
         self._next = (number + 1, micro_size)
 
     def _loader(self, first: int, micro_size: int) -> DataLoader[Any]:
+        micros = (
+            micro
+            for step in range(first, self.last)
+            for micro in self.order.micro_batches(step, self.world.rank, self.world.size, micro_size)
+        )
         return DataLoader(
             _Batches(self.table, self.config.batch.pad_multiple or WIDTH),
-            sampler=_Plan(self.world, self.order, range(first, self.last), micro_size),
+            sampler=micros,
             batch_size=None,
             num_workers=self.config.loader.num_workers,
             pin_memory=self.world.device.type == "cuda",
             generator=torch.Generator(),  # else it draws from the stream that dropout is drawn from
         )
-
-
-class _Plan(Sampler[MicroBatch]):
-    """The micro-batches of this process, in order."""
-
-    def __init__(self, world: World, order: SampleOrder, steps: range, micro_size: int) -> None:
-        self.world, self.order, self.steps, self.micro_size = world, order, steps, micro_size
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        for step in self.steps:
-            yield from self.order.micro_batches(step, self.world.rank, self.world.size, self.micro_size)
 
 
 class _Batches(Dataset[Item]):

@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from ..config import RunConfig, UserError
 from .callbacks import Callbacks, Run
-from .devices import World
 from .order import SampleOrder
 from .schedule import factor
 from .steps import Steps
@@ -38,11 +36,15 @@ def train(
     model.train()
     callbacks("on_run_start", run)
 
+    def agree_to_stop() -> None:
+        """One process's wish is all processes': two that disagreed would wait for each other for ever."""
+        run.stop = strategy.total(run.stop) > 0
+
     def validated() -> None:
         run.bring_together()
         run.metrics, run.validation_owed = validate(), False
         callbacks("on_validation_end", run)
-        run.stop = _anybody(run.stop, strategy, world)
+        agree_to_stop()
         model.train()
 
     if run.validation_owed:  # whoever took the last step was told to end before it
@@ -81,7 +83,7 @@ def train(
         if run.preempted:
             break
         if config.callbacks:  # ours stop a run at a validation only
-            run.stop = _anybody(run.stop, strategy, world)
+            agree_to_stop()
         if run.validating or run.stop:
             validated()
         clock = time.perf_counter()
@@ -95,13 +97,6 @@ def steps_ahead(config: RunConfig, run: Run, order: SampleOrder, most: int) -> r
         if every:
             ends.append((run.step // every + 1) * every)
     return range(run.step, min(ends))
-
-
-def _anybody(wish: bool, strategy: Strategy, world: World) -> bool:
-    """Return whether any process has the wish: two that disagreed about the end would wait for each other for ever."""
-    if world.size == 1:
-        return wish
-    return bool(strategy.reduce_sum(torch.tensor(float(wish), device=world.device)).item())
 
 
 def validation_due(config: RunConfig, run: Run, order: SampleOrder) -> bool:

@@ -15,6 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Return the 63-bit seed of one optimizer step on one process (dropout): a resumed run draws what the uninterrupted
+    one would have drawn, and nothing about it has to be saved."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+
+
 @dataclass(frozen=True)
 class Position:
     """Where a step stands: `index` is the global batch within `epoch`, both from 0."""

@@ -129,11 +129,3 @@ def autocast(kind: str, effective: Precision) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
     context: AbstractContextManager[None] = torch.autocast(kind, dtype=dtype)
     return context
-
-
-def to_fp8(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model with its large linear layers computing in fp8 (torchao's recipe, through Accelerate)."""
-    from accelerate.utils import convert_model_to_fp8_ao
-
-    convert_model_to_fp8_ao(model)
-    return model

@@ -130,11 +130,7 @@ def logits_of(output: object) -> torch.Tensor:
     Raises:
         UserError: there are none.
     """
-    found = getattr(output, "logits", None)
-    if found is None and isinstance(output, dict):
-        found = output.get("logits")
-    if found is None and isinstance(output, tuple):
-        found = output[-1]
+    found = _part(output, "logits", -1)
     if not isinstance(found, torch.Tensor):
         kind = type(output).__name__
         raise UserError(f"the model's forward must return logits (with labels: loss and logits), not {kind}")
@@ -147,13 +143,18 @@ def loss_of(output: object) -> torch.Tensor:
     Raises:
         UserError: there is none.
     """
-    found = getattr(output, "loss", None)
-    if found is None and isinstance(output, dict):
-        found = output.get("loss")
-    if found is None and isinstance(output, tuple) and len(output) > 1:
-        found = output[0]
+    found = _part(output, "loss", 0)
     if not isinstance(found, torch.Tensor) or found.ndim != 0:
         raise UserError("the model's forward must return a scalar loss and logits when it is given labels")
+    return found
+
+
+def _part(output: object, name: str, place: int) -> object:
+    found = getattr(output, name, None)
+    if found is None and isinstance(output, dict):
+        found = output.get(name)
+    if found is None and isinstance(output, tuple) and (place < 0 or len(output) > 1):
+        found = output[place]
     return found
 
 

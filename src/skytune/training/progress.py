@@ -1,15 +1,17 @@
-"""What a person sees of a run while it trains: a live bar on a terminal, a line now and then elsewhere."""
+"""What a person sees of a run while it trains: a live bar on a terminal, a line now and then elsewhere.
+
+Whatever else is printed takes the bar's place, and it comes back below.
+"""
 
 import logging
 import os
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, TextIO
 
 from ..config import METRICS
 from .callbacks import Callback, Run
-from .screen import Frames, Screen
 
 log = logging.getLogger(__name__)
 
@@ -117,3 +119,58 @@ class Progress(Callback):
     def _log(self, line: str) -> None:
         """Say a line; where a bar is on the screen it goes to the log file alone."""
         log.info("%s", line, extra={"file_only": self.bar is not None})
+
+
+ERASE = "\r\033[K"
+NO_WRAP, WRAP = "\033[?7l", "\033[?7h"
+"""DEC private mode 7: text beyond the last column is cut off instead of going to the next line."""
+
+
+class Screen:
+    """Standard output while a bar is on it: what others print (a callback of the user's) stays readable."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.bar_there = False
+
+    def write(self, text: str) -> int:
+        """Write text in the place of the bar."""
+        if self.bar_there and text:
+            self.bar_there = False
+            self.stream.write(ERASE)
+        return self.stream.write(text)
+
+    def install(self) -> "Screen":
+        """Become `sys.stdout`, also of the log handlers that write there."""
+        self._exchange(self.stream, self)
+        return self
+
+    def remove(self) -> None:
+        """Give `sys.stdout` back."""
+        self._exchange(self, self.stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    @staticmethod
+    def _exchange(old: Any, new: Any) -> None:
+        if sys.stdout is old:
+            sys.stdout = new
+        for handler in logging.getLogger("skytune").handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                handler.setStream(new)
+
+
+class Frames:
+    """The file that a bar draws to. In a window that was made narrower a frame is cut, so it can still be redrawn."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+
+    def write(self, text: str) -> int:
+        """Draw a frame."""
+        self.screen.bar_there = not text.endswith("\n")
+        return self.screen.stream.write(f"{NO_WRAP}{text}{WRAP}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.screen.stream, name)

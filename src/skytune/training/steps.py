@@ -13,10 +13,9 @@ from ..data.batches import TokenTable
 from .callbacks import Run
 from .loader import Feed, Item
 from .memory import Attempts
-from .order import SampleOrder
+from .order import SampleOrder, step_seed
 from .prediction import loss_of
 from .schedule import set_rate
-from .seeding import seed_step
 from .strategy import Strategy
 
 
@@ -86,7 +85,7 @@ class EagerSteps:
         set_rate(self.optimizer, rate)
         short = 1.0
         while short:  # once; again with smaller micro-batches only where memory ran out (`batch.auto`)
-            seed_step(run.config.seed, run.step, world.rank)
+            torch.manual_seed(step_seed(run.config.seed, run.step, world.rank))
             batches = self.feed.step(run.step, run.micro_batch)
             loss = self.attempts.attempt(partial(self._gradients, batches), rows)
             # One exchange for all of it: the same loss, the same end, and the same attempt on all processes.

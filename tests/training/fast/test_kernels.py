@@ -16,8 +16,8 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from skytune.training.fast import attention, ops
+from skytune.training.fast.arena import Rows
 from skytune.training.fast.ops import Drop, Packed, Partials, add_rows
-from skytune.training.fast.shares import Rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOKENS, WIDTH, INNER, HEADS = 150, 64, 96, 2

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skytune.training.fast.arena import Arena
+from skytune.training.fast.arena import Arena, Rows, runs
 from skytune.training.fast.ops import add_rows
-from skytune.training.fast.shares import Rows, runs
 from skytune.training.fast.together import WORDS, Together
 
 

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .arena import Arena
+from .arena import Arena, runs
 from .layer import LayerGrads, LayerShape, LayerWeights
 from .lookup import WordEmbedding, lighten
 from .ops import Drop, Partials
-from .shares import runs
 
 PARTS = 4
 """In which the gradient of all layers is summed over processes: the last one has no backward pass to hide behind, and

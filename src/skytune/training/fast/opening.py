@@ -143,8 +143,7 @@ def _try_out(steps: PackedSteps, table: TokenTable) -> str:
         found = disagreement(run.model, steps.packed, table, rows)
     except Exception as error:  # a kernel that does not compile for this card, no memory for it
         found = f"trying it out failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    said = torch.tensor(float(bool(found)), device=run.world.device)
-    elsewhere = bool(steps.strategy.reduce_sum(said).item())
+    elsewhere = steps.strategy.total(bool(found)) > 0
     return found or ("the packed form differs on another process" if elsewhere else "")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .shares import Rows
+from .arena import Rows
 
 PROGRAMS = 264
 """Rows of partial sums: two programs for every multiprocessor of an H100."""

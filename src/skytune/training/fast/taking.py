@@ -15,8 +15,7 @@ from torch import Tensor
 from ...config import Precision
 from ...data.batches import TokenTable
 from ..callbacks import Run
-from ..order import SampleOrder
-from ..seeding import step_seed
+from ..order import SampleOrder, step_seed
 from ..steps import Taken
 from ..strategy import Strategy
 from .models import PackedModel

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arena import Arena
-from .shares import Rows, Share
+from .arena import Arena, Rows, Share
 
 # torch 2.13 has renamed them.
 _all_gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor

@@ -16,8 +16,7 @@ def build_strategy(config: RunConfig, world: "World") -> Strategy:
     Raises:
         UserError: it cannot be run here.
     """
-    from .optimizer_sharding import OptimizerSharding
-    from .replicated import DataParallel, Replicated
+    from .replicated import DataParallel, OptimizerSharding, Replicated
     from .sharded import FullyShard
 
     refuse_strategy(config, world.size, world.device.type)

@@ -83,7 +83,9 @@ class Strategy:
         if settings.activation_checkpointing:
             checkpoint_activations(find_blocks(model, settings.wrap))
         if self.world.precision is Precision.fp8:
-            model = precision.to_fp8(model)
+            from accelerate.utils import convert_model_to_fp8_ao
+
+            convert_model_to_fp8_ao(model)  # its large linear layers, in place, by torchao's recipe
         return model
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -162,6 +164,14 @@ class Strategy:
             values = values.clone()
             torch.distributed.all_reduce(values)
         return values
+
+    def total(self, value: float) -> float:
+        """Return the sum of a number over all processes."""
+        return (
+            float(self.reduce_sum(torch.tensor(float(value), device=self.world.device)))
+            if self.world.size > 1
+            else value
+        )
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the model's weights by name, under the names of the unwrapped model (for a checkpoint).
