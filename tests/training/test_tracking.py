@@ -61,7 +61,7 @@ def test_a_tracker_of_any_kind(fails: bool, caplog: pytest.LogCaptureFixture, mo
 
 
 def test_last_values() -> None:
-    from skytune.training.values import last_values
+    from skytune.training.outputs import last_values
 
     records = [
         {"kind": "step", "step": 1, "loss": 0.5, "lr": 0.1, "grad_norm": None},

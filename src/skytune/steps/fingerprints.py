@@ -22,7 +22,7 @@ import skytune
 from ..config import METRICS, RunConfig, to_dict
 from ..launch.runs import deciding_metrics
 from ..models.hashing import parse
-from ..training.metrics.scoring import module_script
+from ..training.metrics import module_script
 
 ROOTS = {
     "load_data": ("skytune.data.prepare", "skytune.data.tables"),

@@ -28,7 +28,7 @@ def train_model(
     """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
     from ..launch import SkyPilotLauncher, read_predictions, train
     from ..pricing.cost import cost_of
-    from ..training.values import last_values
+    from ..training.outputs import last_values
 
     log.info("train_model: starting the worker processes")
     sets = named_sets(validation_dataset)

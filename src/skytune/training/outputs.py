@@ -1,7 +1,9 @@
-"""The file in which a split's predictions travel from the workers to whoever scores them; needs no torch."""
+"""What leaves the workers, for whoever scores and shows it: a split's predictions, and the history as numbers by
+name, the way trackers and ZenML have it. Needs no torch."""
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,3 +45,24 @@ def read_predictions(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         table = reader.read_all()
     logits = np.array(table["logits"].to_pylist(), dtype=np.float32)
     return table["row"].to_numpy(), table["label"].to_numpy(), logits
+
+
+STEP = ("loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "epoch", "rows", "tokens")
+"""What a tracker is told of a step."""
+
+
+def values(record: dict[str, Any]) -> dict[str, float]:
+    """Return a record of the history as numbers by name: `train/loss`, `validation/accuracy`, ..."""
+    if record["kind"] == "step":
+        found = {f"train/{name}": record.get(name) for name in STEP}
+    else:
+        found = {f"{record['split']}/{name}": value for name, value in record["metrics"].items()}
+    return {name: value for name, value in found.items() if isinstance(value, (int, float))}
+
+
+def last_values(history: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the newest value of every name; numbers that JSON does not have are left out."""
+    found: dict[str, float] = {}
+    for record in history:
+        found |= values(record)
+    return {name: value for name, value in found.items() if math.isfinite(value)}

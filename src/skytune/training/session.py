@@ -23,7 +23,6 @@ from .compiling import WIDTH, bounded
 from .devices import World, join
 from .early_stopping import EarlyStopping
 from .ema import Ema
-from .export import refuse_partial, shapes_of
 from .fast.opening import open_steps
 from .flops import Work, work_of
 from .inputs import check_vocabulary, fit_columns, labels_of, open_model, open_tables
@@ -38,7 +37,7 @@ from .preemption import FLAG_FILE, Notice
 from .profiler import Profiler
 from .progress import Progress
 from .recording import BestWeights, History
-from .results import Phases, Trained
+from .results import Phases, Trained, refuse_partial, shapes_of
 from .strategy import Strategy, build_strategy
 from .together import main_does
 from .tracking import Tracking

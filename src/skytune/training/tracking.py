@@ -24,8 +24,8 @@ from ..config.secrets import reveal
 from ..config.tracking import TrackerConfig, WandbConfig, not_installed
 from ..job import Job, JobDir
 from .callbacks import Callback, Run
+from .outputs import values
 from .recording import History
-from .values import values
 from .versions import versions
 
 log = logging.getLogger(__name__)

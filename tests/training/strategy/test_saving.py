@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 from skytune.config import UserError
 from skytune.models import load_saved
-from skytune.training.export import refuse_partial, shapes_of
 from skytune.training.outputs import read_predictions
+from skytune.training.results import refuse_partial, shapes_of
 
 Trained = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
 
