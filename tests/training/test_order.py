@@ -40,7 +40,7 @@ def test_a_step_needs_no_history(lengths: np.ndarray, seed: int, size: int, step
 @given(rows=st.integers(1, 40), world=st.integers(1, 6), micro=st.one_of(st.none(), st.integers(1, 40)))
 def test_micro_batches_are_the_global_batch_however_it_is_cut(rows: int, world: int, micro: int | None) -> None:
     batch = np.arange(100, 100 + rows)
-    parts = [micro_batches(batch, step=3, rank=r, world_size=world, micro_size=micro) for r in range(world)]
+    parts = [micro_batches(batch, rank=r, world_size=world, micro_size=micro) for r in range(world)]
     assert len({len(part) for part in parts}) == 1, "collectives need as many micro-batches on every process"
     assert all(len(m.rows) >= 1 for part in parts for m in part)
     counted = [row for part in parts for m in part for row in m.rows[: m.real]]
@@ -62,9 +62,7 @@ def test_micro_batches_of_one_length_are_the_global_batch_too(
 ) -> None:
     found = np.array(lengths)
     batch = np.arange(len(found))
-    parts = [
-        micro_batches(batch, step=3, rank=r, world_size=world, micro_size=micro, lengths=found) for r in range(world)
-    ]
+    parts = [micro_batches(batch, rank=r, world_size=world, micro_size=micro, lengths=found) for r in range(world)]
     assert len({len(part) for part in parts}) == 1
     assert all([m.last for m in part] == [False] * (len(part) - 1) + [True] for part in parts)
     assert sorted(row for part in parts for m in part for row in m.rows[: m.real]) == batch.tolist()

@@ -166,7 +166,5 @@ def test_the_schedule_does_not_know_how_many_processes_there_are(lives: Any, pla
     # Nor does the order of rows.
     order = SampleOrder(np.full(16, 5), seed=42, global_size=4)
     for world in (1, 2, 4):
-        parts = [
-            micro_batches(order.rows(50), step=50, rank=r, world_size=world, micro_size=None) for r in range(world)
-        ]
+        parts = [micro_batches(order.rows(50), rank=r, world_size=world, micro_size=None) for r in range(world)]
         assert sorted(row for part in parts for m in part for row in m.rows) == sorted(order.rows(50))

@@ -4,10 +4,9 @@ Global batch k is the same set of rows on one process, on four, with accumulatio
 one number, the optimizer steps done. Nothing here depends on what ran before, so resuming needs no state.
 
 Length bucketing: the shuffled rows are cut into pools of `bucket_batches` global batches, every pool is sorted by
-length and cut into batches, and the batches are shuffled over the whole epoch. Batches are then alike in length
-(little padding) while their members change every epoch. Sorting within
-pools of a shuffled order is the usual remedy (Khomenko
-et al. 2016, "Accelerating recurrent neural network training using sequence bucketing", arXiv:1708.05604).
+length and cut into batches, and the batches are shuffled over the whole epoch. Batches are then alike in length (little padding) while their
+members change every epoch. Sorting within pools of a shuffled order is the usual remedy (Khomenko et al. 2016,
+"Accelerating recurrent neural network training using sequence bucketing", arXiv:1708.05604).
 """
 
 from dataclasses import dataclass, replace
@@ -65,9 +64,7 @@ class SampleOrder:
     def micro_batches(self, step: int, rank: int, world_size: int, micro_size: int | None) -> list["MicroBatch"]:
         """Return the micro-batches of one process in an optimizer step."""
         lengths = self.lengths if self.one_length else None
-        return micro_batches(
-            self.rows(step), step=step, rank=rank, world_size=world_size, micro_size=micro_size, lengths=lengths
-        )
+        return micro_batches(self.rows(step), rank=rank, world_size=world_size, micro_size=micro_size, lengths=lengths)
 
     def position(self, step: int) -> Position:
         """Return the position of an optimizer step (steps count from 0)."""
@@ -108,7 +105,6 @@ class MicroBatch:
     """What one process computes at once.
 
     Attributes:
-        step: optimizer step it belongs to.
         rows: row numbers; never empty: a process without rows computes one with weight 0, so that all processes take
             part in every collective operation.
         weight: factor on the mean loss of these rows. Gradients are averaged over processes, so the weights make the
@@ -117,7 +113,6 @@ class MicroBatch:
         real: how many of the rows count.
     """
 
-    step: int
     rows: np.ndarray
     weight: float
     last: bool
@@ -127,7 +122,6 @@ class MicroBatch:
 def micro_batches(
     rows: np.ndarray,
     *,
-    step: int,
     rank: int,
     world_size: int,
     micro_size: int | None,
@@ -149,6 +143,6 @@ def micro_batches(
         for start in range(0, share, size):
             part = mine[start : start + size]
             weight = len(part) * world_size / len(rows)
-            found.append(MicroBatch(step, part if len(part) else group[:1], weight, False, len(part)))
+            found.append(MicroBatch(part if len(part) else group[:1], weight, False, len(part)))
     found[-1] = replace(found[-1], last=True)
     return found
