@@ -4,9 +4,9 @@ Global batch k is the same set of rows on one process, on four, with accumulatio
 one number, the optimizer steps done. Nothing here depends on what ran before, so resuming needs no state.
 
 Length bucketing: the shuffled rows are cut into pools of `bucket_batches` global batches, every pool is sorted by
-length and cut into batches, and the batches are shuffled over the whole epoch. Batches are then alike in length (little padding) while their
-members change every epoch. Sorting within pools of a shuffled order is the usual remedy (Khomenko et al. 2016,
-"Accelerating recurrent neural network training using sequence bucketing", arXiv:1708.05604).
+length and cut into batches, and the batches are shuffled over the whole epoch. Batches are then alike in length (little
+padding) while their members change every epoch. Sorting within pools of a shuffled order is the usual remedy (Khomenko
+et al. 2016, "Accelerating recurrent neural network training using sequence bucketing", arXiv:1708.05604).
 """
 
 from dataclasses import dataclass, replace

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -42,15 +42,25 @@ class Taken:
     position and learning rate stay functions of one number."""
 
 
-class Steps(Protocol):
+@dataclass(eq=False)
+class Steps:
     """A way to take optimizer steps."""
 
-    most: int
+    run: Run
+    strategy: Strategy
+    optimizer: torch.optim.Optimizer
+    order: SampleOrder
+    table: TokenTable
+    notice: Callable[[], bool]
+    """Whether this process was told to end."""
+
+    most: ClassVar[int] = 1
     """Steps that may be taken before anything is heard of them."""
 
     @property
     def padding_share(self) -> float | None:
         """Share of the computed tokens that was padding so far; None where nobody counted."""
+        return None
 
     def take(self, rates: list[float]) -> Taken:
         """Take the steps that follow `run.step`, one for every learning rate.
@@ -58,29 +68,18 @@ class Steps(Protocol):
         Raises:
             UserError: memory ran out.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of what only further steps would need."""
 
 
-class EagerSteps:
+class EagerSteps(Steps):
     """Every operation as the model has it, spread over processes by the strategy, one step at a time."""
 
-    most = 1
-    padding_share: float | None = None
-
-    def __init__(
-        self,
-        run: Run,
-        strategy: Strategy,
-        optimizer: torch.optim.Optimizer,
-        order: SampleOrder,
-        table: TokenTable,
-        notice: Callable[[], bool],
-    ) -> None:
-        self.run, self.strategy, self.optimizer, self.order, self.notice = run, strategy, optimizer, order, notice
-        self.feed = Feed(run.config, run.world, order, table, run.total_steps)
-        self.attempts = Attempts(run, strategy, order.lengths)
+    def __post_init__(self) -> None:
+        self.feed = Feed(self.run.config, self.run.world, self.order, self.table, self.run.total_steps)
+        self.attempts = Attempts(self.run, self.strategy, self.order.lengths)
 
     def take(self, rates: list[float]) -> Taken:
         """See `Steps`: the gradient of the mean loss over one global batch, whatever it was cut into."""
@@ -107,9 +106,6 @@ class EagerSteps:
         norm = strategy.clip(run.config.optimizer.clip_norm)
         done = strategy.step()
         return Taken([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
-
-    def close(self) -> None:
-        """See `Steps`: there is nothing."""
 
     def _gradients(self, batches: Iterator[Item]) -> torch.Tensor:
         """Add the gradients of this process's share of one global batch; return its part of the loss (a scalar).

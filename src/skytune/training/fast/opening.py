@@ -68,7 +68,6 @@ def open_steps(
     reason = why_not(run.config, world, run.model, optimizer, table)
     tried = not reason
     if tried:
-        assert isinstance(optimizer, torch.optim.AdamW)
         steps = PackedSteps(run, strategy, optimizer, order, table, notice)
         reason = _try_out(steps, table)
     if reason:

@@ -5,7 +5,6 @@ replay of a graph. Nothing waits for the device before the block is over.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +12,8 @@ import torch
 from torch import Tensor
 
 from ...config import Precision
-from ...data.batches import TokenTable
-from ..callbacks import Run
-from ..order import SampleOrder, step_seed
-from ..steps import Taken
-from ..strategy import Strategy
+from ..order import step_seed
+from ..steps import Steps, Taken
 from .models import PackedModel
 from .packing import GRAIN, DeviceTable, choose_budgets
 from .step import PackedStep
@@ -65,37 +61,21 @@ class Plan:
         return first == self.first and count <= len(self.steps)
 
 
-class PackedSteps:
-    """The steps of one process, see `Steps`; built like `EagerSteps`."""
+class PackedSteps(Steps):
+    """The steps of one process."""
 
     most = BLOCK
 
-    def __init__(
-        self,
-        run: Run,
-        strategy: Strategy,
-        optimizer: torch.optim.AdamW,
-        order: SampleOrder,
-        table: TokenTable,
-        notice: Callable[[], bool],
-    ) -> None:
-        world, clip_norm = run.world, run.config.optimizer.clip_norm
-        self.run, self.strategy, self.order, self.notice, self.clips = (
-            run,
-            strategy,
-            order,
-            notice,
-            clip_norm is not None,
-        )
-        self.seed, self.rank, self.world_size, self.micro_size = (
-            run.config.seed,
-            world.rank,
-            world.size,
-            run.micro_batch,
-        )
+    def __post_init__(self) -> None:
+        run, order, optimizer, world = self.run, self.order, self.optimizer, self.run.world
+        assert isinstance(optimizer, torch.optim.AdamW)
+        clip_norm = run.config.optimizer.clip_norm
+        self.clips = clip_norm is not None
+        self.seed, self.rank = run.config.seed, world.rank
+        self.world_size, self.micro_size = world.size, run.micro_batch
         compute = torch.bfloat16 if world.precision is Precision.bf16 else torch.float32
         self.model, self.captured = PackedModel(run.model, optimizer, compute), world.device.type == "cuda"
-        rows = DeviceTable(table, world.device)
+        rows = DeviceTable(self.table, world.device)
         self.packed = PackedStep(self.model, rows, self.micro_size, clip_norm, (world.rank, world.size))
         # From step 0, wherever this process starts: rounding and dropout's masks depend on the budget of a step.
         last = min(run.total_steps, EPOCHS * order.steps_per_epoch)
