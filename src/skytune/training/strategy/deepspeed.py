@@ -86,11 +86,8 @@ class DeepSpeed(Strategy):
         self.optimizer = optimizer.optimizer
         return self.optimizer
 
-    def micro_step(self, last: bool) -> AbstractContextManager[None]:
-        return self._bounded(last)
-
     @contextlib.contextmanager
-    def _bounded(self, last: bool) -> Iterator[None]:
+    def micro_step(self, last: bool) -> Iterator[None]:
         self.engine.set_gradient_accumulation_boundary(is_boundary=last)
         yield
 

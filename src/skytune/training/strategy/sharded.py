@@ -138,10 +138,6 @@ class FullyShard(Strategy):
         self.replicas = size // together
         return init_device_mesh(kind, (self.replicas, together), mesh_dim_names=("copy", "shard"))
 
-    def micro_step(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients that wait for their exchange are whole, so only `grad_op` lets them wait."""
-        return self._exchanging(last)
-
     def alone(self) -> AbstractContextManager[None] | None:
         """None: weights are gathered in every pass."""
         return None
@@ -162,7 +158,8 @@ class FullyShard(Strategy):
             ) from error
 
     @contextlib.contextmanager
-    def _exchanging(self, last: bool) -> Iterator[None]:
+    def micro_step(self, last: bool) -> Iterator[None]:
+        """Gradients that wait for their exchange are whole, so only `grad_op` lets them wait."""
         if self.config.strategy.sharding is Sharding.grad_op:
             self.model.set_requires_gradient_sync(last)
         try:
