@@ -219,13 +219,13 @@ class Checkpoints(Callback):
         if self.lease is not None and self.lease.lost is not None:
             self.lease.check()
         settings = self.config.checkpoint
-        minutes = (time.monotonic() - self.saved_at) / 60
+        minutes, busy = (time.monotonic() - self.saved_at) / 60, self.writer is not None and self.writer.busy
         if run.ahead:
             return
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
             settings.every_minutes
             and self._asks(run)
-            and self._said_by_main(run, minutes >= settings.every_minutes and not self._busy)
+            and self._said_by_main(run, minutes >= settings.every_minutes and not busy)
         )
         if not self.prepared:
             self.prepared = True  # the optimizer has its state only after a step
@@ -291,10 +291,6 @@ class Checkpoints(Callback):
         if self.world.size == 1 or not (self.strategy.together or run.collect is not None):
             return wish
         return self.strategy.total(wish and self.world.main) > 0
-
-    @property
-    def _busy(self) -> bool:
-        return self.writer is not None and self.writer.busy
 
     def finish(self) -> None:
         """Mark the run as finished; the run folder's own checkpoints have done their work and go.

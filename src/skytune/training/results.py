@@ -51,7 +51,7 @@ class Trained:
 
     def numbers(self) -> dict[str, Any]:
         """Return everything about the training for `result.json`."""
-        run, order, config = self.run, self.order, self.run.config
+        run, order, config, counted = self.run, self.order, self.run.config, self.steps.padding_share
         parameters = list(run.model.parameters())
         seconds = max(run.train_seconds, 1e-9)
         return {
@@ -72,17 +72,13 @@ class Trained:
             "best": self.best.best,
             "train_rows": run.rows,
             "train_tokens": run.tokens,
-            "padding_share": self._padding_share(),
+            "padding_share": padding_share(order, run) if counted is None else round(counted, 4),
             "samples_per_s": round(run.rows / seconds, 2),
             "tokens_per_s": round(run.tokens / seconds, 1),
             **efficiency(run),
             "parameters": sum(size(p) for p in parameters),
             "trainable_parameters": sum(size(p) for p in parameters if p.requires_grad),
         }
-
-    def _padding_share(self) -> float:
-        counted = self.steps.padding_share
-        return padding_share(self.order, self.run) if counted is None else round(counted, 4)
 
 
 def padding_share(order: SampleOrder, run: Run) -> float:

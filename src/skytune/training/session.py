@@ -90,7 +90,11 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
             with phases.time("save_s"):
                 _save(jobdir, job, world, strategy, shapes)
         with phases.time("predict_s"):
-            _predict(jobdir, job, world, strategy, tables, at_once)
+            for name in job.evaluation:
+                rows, logits = _predict_split(strategy, tables[name], world, config, at_once)
+                if world.main:
+                    write_predictions(jobdir.predictions(name), rows, tables[name].labels, logits)
+                    log.info("predicted %d rows of '%s'", len(rows), name)
         if trained is not None:
             trained.callbacks("on_model_saved", trained.run)
     if world.main:
@@ -232,17 +236,6 @@ def _predict_split(
             lockstep=alone is None,
             autocast=strategy.autocast,
         )
-
-
-def _predict(
-    jobdir: JobDir, job: Job, world: World, strategy: Strategy, tables: dict[str, TokenTable], at_once: AtOnce
-) -> None:
-    """Write the logits of every evaluation split."""
-    for name in job.evaluation:
-        rows, logits = _predict_split(strategy, tables[name], world, job.config, at_once)
-        if world.main:
-            write_predictions(jobdir.predictions(name), rows, tables[name].labels, logits)
-            log.info("predicted %d rows of '%s'", len(rows), name)
 
 
 def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]]) -> None:

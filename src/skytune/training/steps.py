@@ -57,6 +57,9 @@ class Steps:
     most: ClassVar[int] = 1
     """Steps that may be taken before anything is heard of them."""
 
+    def __post_init__(self) -> None:
+        """Make what the steps need; here nothing."""
+
     @property
     def padding_share(self) -> float | None:
         """Share of the computed tokens that was padding so far; None where nobody counted."""

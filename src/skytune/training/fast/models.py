@@ -120,7 +120,7 @@ def why_not(model: nn.Module, tokens: np.ndarray) -> str:
         return "it is a decoder"
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
         return "its positions are not absolute"
-    head = _width(model) // _heads(model)
+    head = (getattr(config, "hidden_size", 0) or model.config.dim) // _heads(model)
     if head not in (16, 32, 64, 128):
         return f"its attention heads have {head} features"
     if family.padded_positions and (tokens == model.config.pad_token_id).any():
@@ -130,10 +130,6 @@ def why_not(model: nn.Module, tokens: np.ndarray) -> str:
     if len({id(p) for p in model.parameters()}) != sum(1 for _ in model.named_parameters(remove_duplicate=False)):
         return "some of its weights are shared"
     return ""
-
-
-def _width(model: Any) -> int:
-    return int(getattr(model.config, "hidden_size", 0) or model.config.dim)
 
 
 def _heads(model: Any) -> int:
@@ -172,7 +168,10 @@ class PackedModel:
         for before, after in pairwise(rows):
             assert after.storage_offset() - before.storage_offset() == stride, "layers do not lie in order"
         self.partials = Partials(rows[0].as_strided((len(rows), rows[0].numel()), (stride, 1)))
-        self.grads = [self._grads(layer, self.partials.buffer[number]) for number, layer in enumerate(layers)]
+        self.grads = [
+            LayerGrads(**self._matrices(layer, self.arena.grad_of), vectors=self.partials.buffer[number])
+            for number, layer in enumerate(layers)
+        ]
         starts = [grads.qkv.storage_offset() for grads in self.grads]
         last = self.grads[-1].fall
         self.parts = runs(starts, last.storage_offset() + last.numel(), PARTS)
@@ -219,9 +218,6 @@ class PackedModel:
             norm2=of(own["norm2"].weight),
             **{f"{name}_bias": of(module.bias) for name, module in own.items()},
         )
-
-    def _grads(self, layer: nn.Module, sums: Tensor) -> LayerGrads:
-        return LayerGrads(**self._matrices(layer, self.arena.grad_of), vectors=sums)
 
 
 def _vectors(layer: nn.Module, n: Names) -> list[nn.Parameter]:

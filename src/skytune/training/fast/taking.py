@@ -56,10 +56,6 @@ class Plan:
     real: Tensor
     """[micro-batches, 5] in host memory, as `PackedStep.real`, the learning rates left out."""
 
-    def covers(self, first: int, count: int) -> bool:
-        """Whether it begins with these steps."""
-        return first == self.first and count <= len(self.steps)
-
 
 class PackedSteps(Steps):
     """The steps of one process."""
@@ -126,8 +122,9 @@ class PackedSteps(Steps):
         """
         if self.packed.together is not None:
             self.packed.together.behind = True
-        plan = self._plan if self._plan is not None and self._plan.covers(first, len(rates)) else None
-        plan = plan or self._planned(first, len(rates))
+        plan = self._plan
+        if plan is None or plan.first != first or len(plan.steps) < len(rates):
+            plan = self._planned(first, len(rates))
         at = 0
         for rate, micros in zip(rates, plan.steps, strict=False):
             plan.real[at : at + len(micros), 0] = rate
