@@ -16,9 +16,7 @@ from ..report import summary, training_rows
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import check_orchestrator, operator_of
 from ..steps.cache import expire_lost, expire_unusable
-from .benchmark import benchmark
-from .evaluate import evaluate
-from .training import training
+from .graphs import benchmark, evaluate, training
 
 log = logging.getLogger(__name__)
 

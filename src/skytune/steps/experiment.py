@@ -1,10 +1,11 @@
-"""Step `run_experiment`: the cells of a design, run here; the table of results."""
+"""Steps `run_experiment` and `draw_results`: the cells of a design, run here; the table of results; its page."""
 
 import logging
 from functools import partial
 from typing import Annotated, Any
 
 from zenml import log_metadata, step
+from zenml.types import HTMLString
 
 from .context import whole_config
 
@@ -23,3 +24,12 @@ def run_experiment(design: dict[str, Any]) -> Annotated[Any, "results"]:
     table = results(whole_config(), partial(launcher_of, store=store_of(Client())))
     log_metadata(in_numbers(table))
     return table
+
+
+@step(enable_cache=False)
+def draw_results(results: Any) -> Annotated[HTMLString, "page"]:
+    """Draw the table, and write table and page into the experiment's folder."""
+    from ..experiment import draw
+
+    log.info("draw_results: drawing %d cells", len(results))
+    return HTMLString(draw(whole_config(), results))

@@ -1,0 +1,45 @@
+"""The pipelines, each as the picture of its DAG."""
+
+from typing import Any
+
+from zenml import pipeline
+from zenml.enums import ExecutionMode
+
+from ..config import RunConfig, to_dict
+from ..steps.evaluate_model import evaluate_model
+from ..steps.experiment import draw_results, run_experiment
+from ..steps.load_data import load_data
+from ..steps.parameters import elsewhere, for_evaluate_model, for_load_data, for_train_model, on
+from ..steps.train_model import train_model
+
+
+@pipeline(execution_mode=ExecutionMode.FAIL_FAST)
+def training(config: dict[str, Any]) -> None:
+    """Fine-tune a model: load and split the data, train in worker processes, score."""
+    run = RunConfig.parse(config)
+    train, validation, test, tokenizer = on(load_data, run)(**for_load_data(run))
+    training_step = elsewhere(on(train_model, run), run)
+    _, predictions, report = training_step(train, validation, test, tokenizer, **for_train_model(run))
+    on(evaluate_model, run)(
+        validation, test, tokenizer, predictions=predictions, training_report=report, **for_evaluate_model(run)
+    )
+
+
+@pipeline(execution_mode=ExecutionMode.FAIL_FAST)
+def evaluate(config: dict[str, Any]) -> None:
+    """Score a trained model, which predicts first, on the validation and test split of a data set."""
+    run = RunConfig.parse(config)
+    _, validation, test, tokenizer = on(load_data, run)(**for_load_data(run))
+    on(evaluate_model, run)(validation, test, tokenizer, **for_evaluate_model(run))
+
+
+@pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
+def benchmark(config: dict[str, Any]) -> None:
+    """Run an experiment design, one training a cell, and draw its results."""
+    # ZenML's own for tables: parquet. Imported here, because it imports pandas, which other pipelines need not pay for.
+    from zenml.integrations.pandas.materializers.pandas_materializer import PandasMaterializer
+
+    # The store of results decides what is finished, not the cache.
+    run = RunConfig.parse({**config, "cache": False})
+    cells = on(run_experiment, run).with_options(output_materializers={"results": PandasMaterializer})
+    on(draw_results, run)(cells(design=to_dict(run.benchmark)))
