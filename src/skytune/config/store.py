@@ -19,9 +19,8 @@ from yaml import MarkedYAMLError, YAMLError
 
 from . import accelerate_config
 from .convert import describe, to_dict
-from .docs import field_type, presets
+from .docs import field_type, in_dict, is_plain, presets, takes_group, wants_text, without_dots
 from .errors import ConfigError
-from .keys import in_dict, is_plain, takes_group, wants_text, without_dots
 from .run import RunConfig
 from .secrets import hide, masked, refuse_named
 from .targets import Configurable, import_plugins, registry
