@@ -1,5 +1,7 @@
 """Rows by source: an installed package, the Hugging Face Hub, files, or a function of the user's own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -190,25 +192,19 @@ def _version(config: DataConfig) -> str:
         return hash_file(packaged_part(config, "train", "data.train")[0])
 
 
-class _offline:
-    """Makes the Hub's clients look only at this disk: after the Hub did not answer, each further try costs seconds."""
+@contextmanager
+def _offline(on: bool) -> Iterator[None]:
+    """Make the Hub's clients look only at this disk: after the Hub did not answer, each further try costs seconds."""
+    import datasets
+    import huggingface_hub
 
-    def __init__(self, on: bool) -> None:
-        self.on = on
-
-    def __enter__(self) -> None:
-        import datasets
-        import huggingface_hub
-
-        self.before = (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE)
-        if self.on:
-            datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
-
-    def __exit__(self, *_: object) -> None:
-        import datasets
-        import huggingface_hub
-
-        datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = self.before
+    before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
+    if on:
+        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = before
 
 
 def _hub_reason(error: BaseException) -> str:

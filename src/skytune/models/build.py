@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ConfigError, ModelConfig, UserError
 from ..config.targets import instantiate
-from .classes import are_unnamed, match_classes, own_classes
+from .classes import are_unnamed, match_classes, own_classes, sizes_offered
 from .quiet import quiet
 from .source import fetch, first_line, load_config
 from .standin import AWAITS, NEW, new_parameters
@@ -125,13 +125,7 @@ def freeze_backbone(model: Any, keep: Collection[str] = ()) -> None:
 def _from_target(config: ModelConfig, labels: list[str], tokenizer: Any) -> Any:
     import torch
 
-    offered: dict[str, Any] = {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: number for number, name in enumerate(labels)},
-    }
-    if tokenizer is not None:
-        offered["vocab_size"] = vocabulary_size(tokenizer)
+    offered = sizes_offered(labels, None if tokenizer is None else vocabulary_size(tokenizer))
     target = str(config._target_)
     with quiet("transformers"):
         model = instantiate(target, config.args, offered=offered, key="model._target_")

@@ -24,6 +24,13 @@ def own_classes(id2label: Mapping[Any, Any] | None) -> list[str]:
     return [str(name) for _, name in sorted((id2label or {}).items(), key=lambda item: int(item[0]))]
 
 
+def sizes_offered(names: Sequence[str], vocabulary: int | None) -> dict[str, Any]:
+    """Return what a network of the user's own may ask for: its classes, and the tokens where there are any."""
+    own = {"num_labels": len(names), "id2label": dict(enumerate(names))}
+    own["label2id"] = {name: number for number, name in enumerate(names)}
+    return own if vocabulary is None else {**own, "vocab_size": vocabulary}
+
+
 def are_unnamed(names: Sequence[str]) -> bool:
     """Whether these are no names but numbers from 0, as such or as the library's own LABEL_0, LABEL_1."""
     return all(name in (f"LABEL_{number}", str(number)) for number, name in enumerate(names))

@@ -15,31 +15,20 @@ def quiet(*libraries: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for library in libraries:
+            log = importlib.import_module(f"{library}.utils.logging")
+            stack.callback(log.set_verbosity, log.get_verbosity())
+            log.set_verbosity_error()
             if library == "transformers":
-                _quiet_transformers(stack)
+                shown, show, hide = log.is_progress_bar_enabled(), log.enable_progress_bar, log.disable_progress_bar
             else:
-                _quiet_hub_style(stack, library)
+                bars = importlib.import_module(f"{library}.utils")
+                shown = not bars.are_progress_bars_disabled()
+                show, hide = bars.enable_progress_bars, bars.disable_progress_bars
+            if shown:
+                stack.callback(show)
+                hide()
         for name in ("httpx", "httpcore"):  # a line for every request, at INFO
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.WARNING)
         yield
-
-
-def _quiet_transformers(stack: contextlib.ExitStack) -> None:
-    log = importlib.import_module("transformers.utils.logging")
-    stack.callback(log.set_verbosity, log.get_verbosity())
-    log.set_verbosity_error()
-    if log.is_progress_bar_enabled():
-        stack.callback(log.enable_progress_bar)
-        log.disable_progress_bar()
-
-
-def _quiet_hub_style(stack: contextlib.ExitStack, library: str) -> None:
-    log = importlib.import_module(f"{library}.utils.logging")
-    bars = importlib.import_module(f"{library}.utils")
-    stack.callback(log.set_verbosity, log.get_verbosity())
-    log.set_verbosity_error()
-    if not bars.are_progress_bars_disabled():
-        stack.callback(bars.enable_progress_bars)
-        bars.disable_progress_bars()

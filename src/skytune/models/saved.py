@@ -14,7 +14,7 @@ from ..config import UserError
 from ..config.secrets import refuse_named
 from ..config.targets import instantiate
 from ..job import write_json
-from .classes import own_classes
+from .classes import own_classes, sizes_offered
 from .quiet import quiet
 from .source import fetch, first_line
 
@@ -166,13 +166,7 @@ def _load_target(info: SavedModel) -> Any:
 
     spec = _read_spec(Path(info.folder))
     refuse_named(spec["args"], f"{info.folder}/{TARGET_FILE}: args")
-    offered = {
-        "num_labels": len(info.labels),
-        "id2label": dict(enumerate(info.labels)),
-        "label2id": {name: number for number, name in enumerate(info.labels)},
-    }
-    if spec.get("vocab_size") is not None:
-        offered["vocab_size"] = spec["vocab_size"]
+    offered = sizes_offered(info.labels, spec.get("vocab_size"))
     model = instantiate(str(info.target), spec["args"], offered=offered, key="model._target_")
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"{info.target} no longer returns a torch.nn.Module but {type(model).__name__}")

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...common.paths import resolve_below
 from ...common.processes import alive, machine
@@ -295,15 +295,18 @@ class LocalBackend(Backend):
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
                     raise
-                return _create(target, data)  # a file system without hard links
+                try:  # a file system without hard links
+                    write_durably(target, data, "xb")
+                except FileExistsError:
+                    return False
             finally:
                 temporary.unlink(missing_ok=True)
             return True
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file and wait until the disk has it."""
-    with path.open("wb") as file:
+def write_durably(path: Path, data: bytes, mode: Literal["wb", "xb"] = "wb") -> None:
+    """Write a file and wait until the disk has it; FileExistsError with mode `xb` where there is one."""
+    with path.open(mode) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -319,18 +322,6 @@ def flush_folder(path: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def _create(path: Path, data: bytes) -> bool:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        return False
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return True
 
 
 @contextmanager
