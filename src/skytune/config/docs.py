@@ -26,7 +26,7 @@ def field_docs(cls: type) -> dict[str, str]:
         if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
             found = {}
             for item, following in zip(node.body, node.body[1:], strict=False):
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and _is_text(following):
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and is_text(following):
                     found[item.target.id] = re.sub(r"\s+", " ", following.value.value).strip()  # type: ignore[attr-defined]
             return found
     return {}
@@ -177,5 +177,6 @@ def _about(file: Path) -> str:
     return comments[1] if len(comments) > 1 else ""
 
 
-def _is_text(node: ast.stmt) -> bool:
+def is_text(node: ast.stmt) -> bool:
+    """Whether a statement is nothing but a text, as docstrings are."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

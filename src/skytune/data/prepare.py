@@ -258,13 +258,9 @@ def _tokenizer(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]
 
 
 def _finish(split: Split, tokenizer: Any, limit: int | None, classes: Classes) -> tuple[Any, int]:
-    if split.rows.other is not None:
-        return _numbers(split, classes), 0
-    return tokenize(split.rows, split.numbers, tokenizer, limit, classes.names)
-
-
-def _numbers(split: Split, classes: Classes) -> Any:
-    """Return a split that brings its own numbers: all columns as they are, and `labels`."""
-    dataset = split.rows.other.flatten_indices() if split.rows.other._indices is not None else split.rows.other
-    table = dataset.with_format("arrow")[:]
-    return with_labels(table, dict(dataset.features), split.numbers, classes.names)
+    """Return a split with `labels`, tokenized where it has texts, and how many of them were cut off."""
+    dataset = split.rows.other
+    if dataset is None:
+        return tokenize(split.rows, split.numbers, tokenizer, limit, classes.names)
+    dataset = dataset.flatten_indices() if dataset._indices is not None else dataset
+    return with_labels(dataset.with_format("arrow")[:], dict(dataset.features), split.numbers, classes.names), 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..common.files import sha256
 from ..config import ConfigError, UserError, to_dict
+from ..config.docs import is_text
 from ..config.folders import home
 from ..config.targets import locate
 
@@ -88,9 +89,5 @@ def parse(path: Path) -> ast.Module:
     for node in ast.walk(tree):
         for block in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, block, None), list):
-                setattr(node, block, [statement for statement in statements if not _is_text(statement)])
+                setattr(node, block, [statement for statement in statements if not is_text(statement)])
     return tree
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -181,7 +181,7 @@ class Stored(Mapping[str, "torch.Tensor"]):
                 continue
             if not shape:
                 return self._tensor(piece["file"], name)
-            source = self._slice(piece["file"], name)
+            source = self._file(piece["file"]).get_slice(name)
             block = source[tuple(slice(b - o, e - o) for b, e, o in zip(begin, end, piece["offset"], strict=True))]
             if tuple(block.shape) == shape:
                 return block
@@ -201,9 +201,6 @@ class Stored(Mapping[str, "torch.Tensor"]):
                 raise UserError(f"the checkpoint holds no {name}")
             self._open[name] = safe_open(str(self.files[name]), framework="pt")
         return self._open[name]
-
-    def _slice(self, file: str, name: str) -> Any:
-        return self._file(file).get_slice(name)
 
     def _tensor(self, file: str, name: str) -> "torch.Tensor":
         tensor: torch.Tensor = self._file(file).get_tensor(name)
