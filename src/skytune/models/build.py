@@ -10,7 +10,7 @@ from ..config import ConfigError, ModelConfig, UserError
 from ..config.targets import instantiate
 from .classes import are_unnamed, match_classes, own_classes, sizes_offered
 from .quiet import quiet
-from .source import fetch, first_line, load_config
+from .source import fetch, first_line, load_config, load_weights
 from .standin import AWAITS, NEW, new_parameters
 from .tokenizer import agree_on_padding, check_vocabulary, read_tokenizer, vocabulary_size
 
@@ -170,16 +170,7 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
             setattr(model, AWAITS, True)
             return model, awaited
         try:
-            model, found = Auto.from_pretrained(
-                folder,
-                config=values,
-                dtype=torch.float32,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+            model, found = load_weights(folder, config=values, ignore_mismatched_sizes=True)
         except Exception as error:
             raise UserError(f"model.name={config.name}: cannot load the weights: {first_line(error)}") from error
     new = head.arrange(config.name, model, _check_loaded(config.name, model, found))

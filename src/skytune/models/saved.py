@@ -16,7 +16,7 @@ from ..config.targets import instantiate
 from ..job import write_json
 from .classes import own_classes, sizes_offered
 from .quiet import quiet
-from .source import fetch, first_line
+from .source import fetch, first_line, load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -196,19 +196,8 @@ def _read_spec(folder: Path) -> dict[str, Any]:
 
 
 def _load_transformers(info: SavedModel) -> Any:
-    import torch
-    from transformers import AutoModelForSequenceClassification as Auto
-
     try:
-        with quiet("transformers", "huggingface_hub"):
-            model, found = Auto.from_pretrained(
-                info.folder,
-                dtype=torch.float32,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-            )
+        model, found = load_weights(info.folder)
     except Exception as error:
         raise UserError(f"cannot load the model in {info.folder}: {first_line(error)}") from error
     lacking = sorted(found["missing_keys"])

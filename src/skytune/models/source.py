@@ -161,6 +161,20 @@ def load_config(config: ModelConfig, folder: str | None = None) -> Any:
         raise UserError(f"model.name={config.name}: {first_line(error)}") from error
 
 
+def load_weights(folder: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the text classifier in a local folder, in float32, and what transformers says of loading it; no code and
+    no pickle of the folder is run. Raises whatever its files make transformers raise."""
+    import torch
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    safely = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
+    with quiet("transformers", "huggingface_hub"):
+        loaded: tuple[Any, dict[str, Any]] = Auto.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, **safely, **options
+        )
+    return loaded
+
+
 def refuse_code(folder: str, said: str) -> None:
     """Refuse a model or tokenizer that brings code of its own: it would run when it is loaded.
 
