@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +19,10 @@ from ..config import ComputeConfig, LaunchConfig, Preempted, WorkerError
 from ..job import JobDir
 from ..training.preemption import FLAG_FILE
 from .blame import failure, hanging
-from .follow import Follower
+from .follow import Follower, pump
 from .gpus import machine_is_busy, processes_wanted, threads_each
 from .machine import network
 from .nodes import Nodes
-from .output import pump
 from .processes import check_loopback, end_group, module_command, torchrun
 from .stopping import Stopping
 
@@ -198,12 +198,6 @@ def environment(processes: int, threads: int, stop_seconds: float = 60.0) -> dic
         SKYTUNE_LAUNCHER_PID=str(os.getpid()),
         SKYTUNE_STARTED=repr(time.time()),
         SKYTUNE_PROGRESS="bar" if sys.__stdout__ is not None and sys.__stdout__.isatty() else "lines",
-        COLUMNS=str(_columns()),
+        COLUMNS=str(shutil.get_terminal_size((100, 24)).columns),
     )
     return env
-
-
-def _columns() -> int:
-    import shutil
-
-    return shutil.get_terminal_size((100, 24)).columns

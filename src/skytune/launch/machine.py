@@ -69,23 +69,19 @@ def own_address(towards: str = "192.0.2.1") -> str:
             return "127.0.0.1"
 
 
-def interface(address: str) -> str | None:
-    """Return the name of the network interface that has an address; None if none has."""
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if address in {found.address.partition("%")[0] for found in addresses}:
-            return str(name)
-    return None
-
-
 def network(address: str) -> dict[str, str]:
     """Return the variables that keep gloo on the network of an address of this machine: by itself it takes the one that
     this machine's name stands for, which on many machines is the loopback, and on others every other one can reach."""
+    import psutil
+
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return {}
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(address)
-    name = None if os.environ.get("GLOO_SOCKET_IFNAME") else interface(address)
-    return {"GLOO_SOCKET_IFNAME": name} if name else {}
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in {found.address.partition("%")[0] for found in addresses}:
+            return {"GLOO_SOCKET_IFNAME": str(name)}
+    return {}
 
 
 def _packages(word: Mapping[str, Any]) -> dict[str, str]:

@@ -27,13 +27,12 @@ from ..config.folders import home
 from ..config.targets import user_paths
 from ..config.trust import wishes
 from ..job import JobDir
-from .follow import Follower
+from .follow import Follower, pump
 from .gpus import threads_each
 from .hosts import read_lines, write_line
 from .local import agent, environment, start
 from .machine import about, differs, network, own_address
 from .nodes import Nodes
-from .output import pump
 from .presence import Mailbox, Presence
 from .processes import end_group
 from .share import Share

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from skytune.launch.follow import Follower
-from skytune.launch.output import pump
+from skytune.launch.follow import Follower, pump
 
 CODES = {
     "talks": "import sys; print('a'); print('b', file=sys.stderr); sys.stdout.write('end'); sys.exit(3)",
