@@ -72,7 +72,8 @@ def test_without_it_machines_are_refused_with_the_command_that_registers_a_stack
     new_checkout: Callable[[], Any], small: list[str], tmp_path: Path
 ) -> None:
     checkout = new_checkout()
-    words = [*small, f"data.train={tmp_path / 'nothing.csv'}", "compute=4xt4"]
+    (tmp_path / "empty.csv").write_text("Satz,Urteil\n")
+    words = [*small, f"data.train={tmp_path / 'empty.csv'}", "compute=4xt4"]
     done = checkout.run(*words)
     assert (done.code, done.err) == (
         1,
@@ -81,4 +82,4 @@ def test_without_it_machines_are_refused_with_the_command_that_registers_a_stack
         "machine\n",
     )
     followed = checkout.run(*words, "compute.local=true")
-    assert "nothing.csv" in followed.err and "compute" not in followed.err, "it came as far as the data"
+    assert "empty.csv" in followed.err and "compute" not in followed.err, "it came as far as the data"

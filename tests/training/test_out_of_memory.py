@@ -219,7 +219,7 @@ def test_a_process_that_may_not_grow(train: Run, forked: None, run_job: Run) -> 
         max_steps=3,
         model={"_target_": "greedy_own.Wide"},
         batch={"global_size": 8, "auto": True},
-        callbacks={"confined": {"_target_": "greedy_own.Confined", "megabytes": 480}},
+        callbacks={"confined": {"_target_": "greedy_own.Confined", "megabytes": 360}},
         log={"every_steps": 1},
     )
     assert cut(done) == (4, 2, 1)
