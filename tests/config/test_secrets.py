@@ -263,6 +263,12 @@ def test_hidden_and_revealed_gives_the_same_or_is_refused(
         "+callbacks.x={_target_: a.B, password: canary-42",
         "seed=s3://me:canary-42@host/x y=z",
         "+seed=1,{token: canary-42}",
+        "seed={password: canary-42}",
+        "model.name={a: {api_token: canary-42}}",
+        "seed=s3://me:canary-42@host/x",
+        "optimizer.lr='Authorization: Bearer canary-4242'",
+        "optimizer.betas={token: canary-42}",
+        "data.label_map='api_token=canary-42'",
     ],
 )
 def test_a_word_that_is_refused_is_shown_without_its_secret(word: str) -> None:

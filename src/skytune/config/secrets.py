@@ -115,8 +115,12 @@ def refuse_named(values: Any, path: str = "") -> None:
 def masked(text: str) -> str:
     """Return words of a command line without what looks like a secret in them, to be shown."""
     text = HEADER.sub(r"\1<secret>", USER.sub("<secret>", text))
-    pair = re.compile(r"([\w.-]+)(['\"]?\s*[=:]\s*)([^\s,&}\]]+)")
-    return pair.sub(lambda match: f"{match[1]}{match[2]}<secret>" if looks_secret(match[1]) else match[0], text)
+    shown, end = "", 0
+    for key in re.finditer(r"([\w.-]+)['\"]?\s*[=:]\s*(?=[^\s,&}\]])", text):
+        if key.start() >= end and looks_secret(key[1]):
+            shown += f"{text[end : key.end()]}<secret>"
+            end = key.end() + len(re.split(r"[\s,&}\]]", text[key.end() :], maxsplit=1)[0])
+    return shown + text[end:]
 
 
 def of_environment() -> dict[str, str]:

@@ -90,7 +90,10 @@ def compose_run(
     for key in emptied:
         empty(values, key)
     refuse_named(values)
-    config = RunConfig.parse(values)
+    try:
+        config = RunConfig.parse(values)
+    except ConfigError as error:
+        raise ConfigError(masked(str(error))) from error
     if config.trust and not trust:
         raise ConfigError("trust=true: give it on the command line, where only you can")
     if base is not None:
@@ -239,7 +242,7 @@ def _check(override: Override, groups: dict[str, dict[str, str]]) -> None:
     if not free and not override.is_delete():
         value = override.value()
         if isinstance(value, dict) and not takes_group(hint):
-            raise ConfigError(f"{key}={value}: must be {describe(hint)}")
+            raise ConfigError(f"{masked(f'{key}={value}')}: must be {describe(hint)}")
 
 
 def _is_dict(key: str, groups: dict[str, dict[str, str]]) -> bool:
@@ -271,7 +274,7 @@ def _one_line(error: Exception) -> str:
         except ConfigError as unknown:
             return f"{unknown}; to add a key to a group of free keys, put a + before it"
         value = getattr(found, "value", None)
-        said = f"={value!r}" if value is not None else ""
+        said = masked(f"={value!r}") if value is not None else ""
         if "not in struct" in first:
             return f"unknown key '{key}': to add a key of your own put a + before it (+{key}=...)"
         return f"{key}{said}: {wanted}"
