@@ -261,6 +261,24 @@ def test_code_that_is_none_is_refused(job: JobDir, tmp_path: Path) -> None:
         upload.stage(job, tmp_path / "upload")
 
 
+def test_a_metrics_folder_is_refused_before_there_are_machines(
+    job: JobDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mine.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    held = job.job
+    for name in ("./mine", str(tmp_path / "mine"), "mine/mine.py"):
+        held.config.eval.metrics = ["accuracy", name]
+        job.write_job(held)
+        with pytest.raises(UserError, match=f"^eval.metrics: {name}: ") as refused:
+            upload.stage(job, tmp_path / "upload")
+        assert "eval.extra_metrics.NAME._target_" in str(refused.value)
+    held.config.eval.metrics = ["accuracy", "evaluate-metric/mae"]
+    job.write_job(held)
+    upload.stage(job, tmp_path / "upload")
+
+
 def test_a_store_of_the_cloud_brings_its_package() -> None:
     assert not any(text.startswith("s3fs") for text in upload.requirements(config()))
     assert any(text.startswith("s3fs") for text in upload.requirements(config(checkpoint={"store": "s3://bucket/x"})))

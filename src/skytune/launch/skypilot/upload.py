@@ -15,11 +15,12 @@ from pathlib import Path
 
 import skytune
 
-from ...config import RunConfig, UserError
+from ...config import METRICS, RunConfig, UserError
 from ...config.targets import split_spec
 from ...config.tracking import AUTO
 from ...data.linking import link_or_copy
 from ...job import JobDir
+from ...training.metrics.scoring import module_script
 
 LIMIT_MB = 5.0
 """Code larger than this is a mistake: data, a virtual environment, outputs."""
@@ -65,10 +66,16 @@ def stage(job: JobDir, folder: Path, *, inputs: bool = True) -> None:
         inputs: whether the job's inputs too; they may go another way (`passing`).
 
     Raises:
-        UserError: the code is larger than `LIMIT_MB`; the disk is full.
+        UserError: the code is larger than `LIMIT_MB`; a metric is a folder of this machine; the disk is full.
     """
     shutil.rmtree(folder, ignore_errors=True)
     held = job.job
+    for name in held.config.eval.metrics:
+        if name not in METRICS and module_script(name).is_file():
+            raise UserError(
+                f"eval.metrics: {name}: a metric's folder is not sent to other machines; take it out there and name "
+                "its class, which is: '+eval.extra_metrics.NAME._target_=MODULE.CLASS'"
+            )
     code = folder / "code"
     shutil.copytree(PACKAGE, code / "skytune", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     paths = _stage_own(held.config, [Path(path) for path in held.paths], folder)
