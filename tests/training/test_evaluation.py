@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skytune.config import METRICS, RunConfig, UserError, from_dict
+from skytune.config import METRICS, RunConfig, UserError, from_dict, to_dict
 from skytune.launch import predict
 from skytune.training.metrics import compute
 from skytune.training.outputs import read_predictions
@@ -115,7 +115,7 @@ def test_a_model_without_logits_is_named_by_the_worker(
     own = ModelConfig(name=str(tiny_model), _target_="mute_model.Mute")
     folder = tmp_path / "mute"
     models.save_model(models.build_model(own, None, ["negative", "positive"], 1), folder, tiny_model)
-    values = {"compute": {"device": "cpu"}, "launch": {"num_processes": 1, "threads": 1}}
+    values = {"compute": {"device": "cpu"}, "launch": {"num_processes": 1, "threads": 1}, "model": to_dict(own)}
     tokenizer = AutoTokenizer.from_pretrained(folder)
     with pytest.raises(UserError, match="must return logits") as caught:
         predict(from_dict(RunConfig, values), str(folder), {"validation": tokenized(16)}, tokenizer)

@@ -48,15 +48,17 @@ def lives(url: str, keep: int, rounds: int, longest: float, draw: random.Random)
     assert zygote.stdin is not None and zygote.stdout is not None
     found = []
     try:
-        for _ in range(rounds):
+        for number in range(rounds):
             zygote.stdin.write("live\n")
             zygote.stdin.flush()
             pid = int(zygote.stdout.readline().split()[1])
             resumed = zygote.stdout.readline().split()
             assert resumed[0] == "resumed", resumed
+            announced = 0
+            if number % 4:  # of every four lives three save something, however slow the machine is
+                announced = int(zygote.stdout.readline().split()[1])
             time.sleep(draw.uniform(0, longest))
             os.kill(pid, signal.SIGKILL)
-            announced = 0
             while (line := zygote.stdout.readline()) != "dead\n":
                 assert line.startswith("saved "), line
                 announced = int(line.split()[1])
