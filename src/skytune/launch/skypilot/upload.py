@@ -20,7 +20,7 @@ from ...config.targets import split_spec
 from ...config.tracking import AUTO
 from ...data.linking import link_or_copy
 from ...job import JobDir
-from ...training.metrics.scoring import module_script
+from ...training.metrics import module_script
 
 LIMIT_MB = 5.0
 """Code larger than this is a mistake: data, a virtual environment, outputs."""
