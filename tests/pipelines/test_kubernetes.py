@@ -88,14 +88,34 @@ def test_the_words_are_a_configuration(name: str) -> None:
     assert config.checkpoint.store == "s3://BUCKET/runs"
 
 
+def kubeflow_variables(host: str, index: int) -> dict[str, str]:
+    """Return what the training operator (1.7) sets in the pods of a PyTorchJob of a master and one worker."""
+    address = {"MASTER_ADDR": host, "MASTER_PORT": "23456"}
+    place = {"WORLD_SIZE": "2", "RANK": str(index), "PYTHONUNBUFFERED": "1"}
+    torchrun = {"PET_MASTER_ADDR": host, "PET_MASTER_PORT": "23456", "PET_NNODES": "2", "PET_NODE_RANK": str(index)}
+    torchrun["PET_NPROC_PER_NODE"] = "auto"
+    return {**address, **place, **torchrun}
+
+
+def test_the_pods_of_a_pytorchjob_find_each_other() -> None:
+    given = {**variables(PODS["Worker"]), **kubeflow_variables("skytune-master-0", 1)}
+    nodes = nodes_of(LaunchConfig(), given)
+    assert (nodes.count, nodes.rank, nodes.address, nodes.port) == (2, 1, "skytune-master-0", 23456)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(bool(reason := missing()), reason=reason or "here")
-def test_the_containers_command_in_two_namespaces(new_checkout: Callable[[], Any], small: list[str]) -> None:
+@pytest.mark.parametrize("engine", ["Indexed Job", "PyTorchJob"])
+def test_the_containers_command_in_two_namespaces(
+    engine: str, new_checkout: Callable[[], Any], small: list[str]
+) -> None:
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
     checkout, cable = new_checkout(), Cable()
-    host = variables(PODS["job"])["MASTER_ADDR"]
+    kubeflow = engine == "PyTorchJob"
+    # The operator names the service of a job's master so.
+    host = "skytune-master-0" if kubeflow else variables(PODS["job"])["MASTER_ADDR"]
     server = subprocess.Popen(
         cable.inside(0, [sys.executable, "-c", BUCKET]),
         stdin=subprocess.PIPE,
@@ -113,15 +133,13 @@ def test_the_containers_command_in_two_namespaces(new_checkout: Callable[[], Any
         for index in (0, 1):
             home = checkout.home / f"pod-{index}"
             home.mkdir()
-            given = {
-                **variables(PODS["job"]),
-                "JOB_COMPLETION_INDEX": str(index),
-                "SKYTUNE_HOME": str(home / "scratch"),
-            }
+            pod = PODS[("Master", "Worker")[index] if kubeflow else "job"]
+            by_engine = kubeflow_variables(host, index) if kubeflow else {"JOB_COMPLETION_INDEX": str(index)}
             env = {
                 **checkout.env,
                 **S3,
-                **given,
+                **variables(pod),
+                **by_engine,
                 "SKYTUNE_HOME": str(home),
                 "HOME": str(home),
                 "ZENML_CONFIG_PATH": str(home / "zenml"),
