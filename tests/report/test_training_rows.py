@@ -66,3 +66,57 @@ def test_keys_are_equal_where_rows_are(rows):
     keys = _keys(split(rows).select_columns(["input_ids"]).with_format("arrow")[:]).tolist()
     assert len(set(keys)) == len({tuple(row) for row in rows})
     assert all((a == b) == (x == y) for a, x in zip(keys, rows, strict=True) for b, y in zip(keys, rows, strict=True))
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ("RAN",))
+
+
+def arrow(file, column, metadata=None):
+    """Write a table whose one column, with such metadata of its field, is called input_ids."""
+    import pyarrow as pa
+
+    schema = pa.schema([pa.field("input_ids", column.type, metadata=metadata)], metadata={"huggingface": "[" * 50_000})
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_table(pa.table([column], schema=schema))
+
+
+@pytest.mark.parametrize("kind", ["texts", "numbers", "lists of texts", "no list", "code", "cut", "other columns"])
+def test_a_record_of_somebody_else_is_data(run, kind, caplog, capsys):
+    import pickle
+
+    import pyarrow as pa
+
+    columns = {
+        "texts": pa.array(["a", "b"]),
+        "numbers": pa.array([1, 2]),
+        "lists of texts": pa.array([["a"], ["b"]]),
+        "no list": pa.array([None, [1]], pa.list_(pa.int64())),
+    }
+    (file,) = (run.inputs / "train").glob("*.arrow")
+    codes = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(Bomb())}
+    if kind == "cut":
+        file.write_bytes(file.read_bytes()[:-40])
+    elif kind == "other columns":
+        file.write_bytes(file.read_bytes().replace(b"input_ids", b"inputs_id"))
+    else:
+        arrow(file, columns.get(kind, pa.array([b"x"], pa.binary())), codes if kind == "code" else None)
+    caplog.set_level(logging.INFO)
+    assert rows_trained_on(str(run.model), {"test": split(TRAIN)}, RunConfig()) == {}
+    assert "no record of the rows that it was trained on" in caplog.text
+    assert "RAN" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, "{}", '{"schema": 1}', "[]", "\x00"])
+def test_a_job_of_somebody_else_is_data(run, text):
+    (run.root / "job.json").write_text(text)
+    found = rows_trained_on(str(run.model), {"test": split(TRAIN)}, RunConfig())
+    assert found == {"rows": {"test": 3}, "same_splits": ""}
+
+
+def test_words_of_somebody_else_move_no_cursor(run):
+    job = run.job
+    job.config.data.train = "a\x1b[2Jb.csv"
+    run.write_job(job)
+    assert rows_trained_on(str(run.model), {"test": split(TRAIN)}, RunConfig())["same_splits"] == ""

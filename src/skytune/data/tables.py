@@ -58,8 +58,8 @@ def read_split(folder: Path) -> "pa.Table":
         raise UserError(f"{folder} holds no rows: its data-*.arrow files are missing")
     try:
         return pa.concat_tables([pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files])
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{folder} holds a damaged Arrow file: {error}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{folder} holds a damaged Arrow file: {' '.join(str(error).split())}") from error
 
 
 def content_hash(table: "pa.Table") -> str:

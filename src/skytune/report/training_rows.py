@@ -69,10 +69,21 @@ def _is_split(folder: Path) -> bool:
 
 
 def _keys(table: "pa.Table") -> np.ndarray:
-    """Return a 64-bit key of every row's token ids, shape (rows,): the sum of what token and place are mixed to."""
+    """Return a 64-bit key of every row's token ids, shape (rows,): the sum of what token and place are mixed to.
+
+    Raises:
+        KeyError, ValueError: the table holds no token ids.
+    """
+    import pyarrow as pa
+
     if not table.num_rows:
         return np.empty(0, np.uint64)
     column = table.column("input_ids").combine_chunks()
+    numbers = (pa.types.is_integer, pa.types.is_null)  # of nothing but empty rows, null
+    if not pa.types.is_list(column.type) or not any(kind(column.type.value_type) for kind in numbers):
+        raise ValueError("no token ids")
+    if column.null_count:
+        raise ValueError("rows without token ids")
     lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.cumsum(lengths)
     place = np.arange(1, ends[-1] + 1) - np.repeat(ends - lengths, lengths)  # from 1: of token 0 something is left, too
@@ -93,4 +104,5 @@ def _words(run: JobDir, config: RunConfig) -> str:
     words = {
         "seed" if key == "run" else f"data.{key}": before[key] for key in ("run", *CUTS) if before[key] != now[key]
     }
-    return " ".join(shlex.quote(f"{key}={'null' if value is None else value}") for key, value in words.items())
+    told = [shlex.quote(f"{key}={'null' if value is None else value}") for key, value in words.items()]
+    return " ".join(told) if all(map(str.isprintable, told)) else ""  # the file may be anybody's
