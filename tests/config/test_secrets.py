@@ -265,6 +265,7 @@ def test_hidden_and_revealed_gives_the_same_or_is_refused(
         "+seed=1,{token: canary-42}",
         "seed={password: canary-42}",
         "model.name={a: {api_token: canary-42}}",
+        "plugins={api_token: canary-42}",
         "seed=s3://me:canary-42@host/x",
         "optimizer.lr='Authorization: Bearer canary-4242'",
         "optimizer.betas={token: canary-42}",

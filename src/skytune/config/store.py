@@ -207,6 +207,8 @@ def _plugins(parsed: list[Override]) -> list[str]:
     for override in parsed:
         if override.key_or_group == "plugins":
             value = override.value()
+            if isinstance(value, dict):
+                raise ConfigError("plugins: must be a list of modules, plugins=[my_module]")
             return [str(item) for item in value] if isinstance(value, list) else [str(value)]
     return [name for name in os.environ.get("SKYTUNE_PLUGINS", "").split(",") if name]
 
