@@ -219,3 +219,15 @@ def test_messages_are_plain_json() -> None:
     later.start()
     assert board.read("late", 5) == 1
     assert board.read("never", 0.05) is None
+
+
+def test_processes_that_met_in_a_file_leave_word_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one machine: nothing listens at a port there."""
+    monkeypatch.setenv("SKYTUNE_RENDEZVOUS", str(tmp_path / "workers"))
+    boards = []
+    for rank in (0, 1):
+        monkeypatch.setattr(Board, "made", 0)  # each is the first one of its process
+        boards.append(Board(rank, 2))
+    boards[0].post("token", {"a": [1]})
+    assert boards[1].read("token", 5.0) == {"a": [1]}
+    assert boards[1].read("other", 0.0) is None

@@ -46,13 +46,17 @@ class Board:
             import torch.distributed as dist
 
             # A connection of our own: the process group's is in use while training goes on.
-            store = dist.TCPStore(
-                os.environ["MASTER_ADDR"],
-                int(os.environ["MASTER_PORT"]),
-                is_master=False,
-                timeout=timedelta(seconds=60),
-                wait_for_workers=False,
-            )
+            store: Any
+            if file := os.environ.get("SKYTUNE_RENDEZVOUS"):  # they met in a file, and nobody listens at a port
+                store = dist.FileStore(f"{file}-checkpoints", size)
+            else:
+                store = dist.TCPStore(
+                    os.environ["MASTER_ADDR"],
+                    int(os.environ["MASTER_PORT"]),
+                    is_master=False,
+                    timeout=timedelta(seconds=60),
+                    wait_for_workers=False,
+                )
             self._store = dist.PrefixStore(f"skytune-checkpoints-{Board.made}", store)
 
     def post(self, key: str, value: Any) -> None:
