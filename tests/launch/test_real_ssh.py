@@ -70,38 +70,41 @@ def server(tmp_path: Path) -> Iterator[tuple[Cable, Path]]:
 def test_a_host_is_started_and_trains(
     server: tuple[Cable, Path], run_job: Any, tokenized: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
+    from safetensors.numpy import load_file
     from transformers import AutoTokenizer
 
     from skytune.config import RunConfig, from_dict
 
     cable, folder = server
-    config = from_dict(
-        RunConfig,
-        {
-            "name": "over-ssh",
-            "model": {"name": str(tiny_model)},
-            "compute": {"device": "cpu"},
-            "max_steps": 4,
-            "batch": {"global_size": 8},
-            "tracker": {"names": []},
-            "strategy": {"name": "fsdp"},
-            "checkpoint": {"store": str(tmp_path / "store")},
-            "launch": {
-                "threads": 1,
-                "num_processes": 2,
-                "hosts": [f"root@{Cable.addresses[1]}"],
-                "timeouts": {"start": 60.0, "kill": 3.0},
-                "master_addr": Cable.addresses[0],
+    data = {
+        "train_split": tokenized(32),
+        "evaluation": {"validation": tokenized(8, 1)},
+        "tokenizer": AutoTokenizer.from_pretrained(tiny_model),
+    }
+    several = {
+        "hosts": [f"root@{Cable.addresses[1]}"],
+        "timeouts": {"start": 100.0, "kill": 3.0},
+        "master_addr": Cable.addresses[0],
+    }
+    configs = [
+        from_dict(
+            RunConfig,
+            {
+                "name": "over-ssh",
+                "model": {"name": str(tiny_model), "dropout": 0.0},
+                "compute": {"device": "cpu"},
+                "max_steps": 4,
+                "batch": {"global_size": 8},
+                "tracker": {"names": []},
+                "log": {"every_steps": 1},
+                "strategy": {"name": "fsdp"},
+                "checkpoint": {"store": str(tmp_path / store)},
+                "launch": {"threads": 1, "num_processes": 2, **launch},
             },
-        },
-    )
-    job = lay(
-        tmp_path / "a",
-        config=config,
-        train_split=tokenized(32),
-        evaluation={"validation": tokenized(8, 1)},
-        tokenizer=AutoTokenizer.from_pretrained(tiny_model),
-    )
+        )
+        for store, launch in (("store", several), ("own-store", {}))
+    ]
+    job = lay(tmp_path / "a", config=configs[0], **data)
     words = cable.inside(0, [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(job)])
     env = {
         **os.environ,
@@ -119,3 +122,18 @@ def test_a_host_is_started_and_trains(
     assert not subprocess.run(["ip", "netns", "pids", cable.names[1]], capture_output=True, text=True).stdout.split()[
         1:
     ]
+
+    alone = lay(tmp_path / "alone", config=configs[1], **data)
+    words = [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(alone)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout
+    curves = [_losses(folder) for folder in (job, alone)]
+    assert len(curves[1]) == 4 and curves[0] == pytest.approx(curves[1], abs=1e-6)
+    ours, theirs = (load_file(folder / "outputs" / "model" / "model.safetensors") for folder in (job, alone))
+    assert ours.keys() == theirs.keys()
+    assert max(float(abs(ours[name] - theirs[name]).max()) for name in theirs) <= 1e-6
+
+
+def _losses(job: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (job / "outputs" / "history.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line and "step" in line}
