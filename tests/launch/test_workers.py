@@ -39,6 +39,23 @@ def at_once(run_job: Callable[..., Any], runs: dict[str, dict[str, Any]]) -> dic
 
 
 @pytest.mark.slow
+def test_two_processes_of_one_machine_save_in_parts(run_job: Any, tmp_path: Path) -> None:
+    """Sharded checkpoints are agreed upon beside training, where nothing listens at a port."""
+    done = run_job(
+        rows=32,
+        validation=8,
+        test=4,
+        strategy={"name": "fsdp"},
+        launch={"num_processes": 2, "threads": 1},
+        checkpoint={"store": str(tmp_path / "store"), "every_steps": 1, "keep": 9},
+        max_steps=2,
+    )
+    assert (done.result["world_size"], done.result["save_failed"]) == (2, "")
+    saved = sorted(path.parent.name for path in (tmp_path / "store").glob("*/step-*/manifest.json"))
+    assert saved == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.slow
 def test_two_processes_with_everything_in_the_way(
     run_job: Any, trouble: str, pids: Path, left: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
