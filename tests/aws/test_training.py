@@ -84,7 +84,7 @@ def test_a_pipeline_trains_on_one_machine(farm: Farm, single: Ran) -> None:
     assert 0 < run["steps"]["train_model"]["metadata"]["cost_usd"] < 0.1
     result = project.result()
     assert result["world_size"] == 1 and result["phases"]["provision_s"] > 0 and result["cost"]["phases"]["job_s"] > 0
-    assert "$0.04 an hour" in done.out and re.search(r"cost: about \$0\.0\d+, 1 attempt", done.out)
+    assert "$0.04 an hour" in done.out and re.search(r"cost: \$0\.0\d+: .* on m6i\.large \(spot", done.out)
 
 
 def test_only_code_and_inputs_are_sent(farm: Farm, single: Ran) -> None:

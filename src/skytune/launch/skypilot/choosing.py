@@ -39,12 +39,16 @@ class Plan:
             hourly_usd=_price(found),
         )
 
-    def describe(self, nodes: int) -> str:
-        """Return e.g. `2 x g5.12xlarge (spot, AWS us-east-1), $4.60 an hour`."""
+    def machines(self, nodes: int) -> str:
+        """Return e.g. `2 x g5.12xlarge (spot, AWS us-east-1)`."""
         market = "spot" if self.use_spot else "on demand"
         many = f"{nodes} x " if nodes > 1 else ""
+        return f"{many}{self.instance_type} ({market}, {self.cloud} {self.region})"
+
+    def describe(self, nodes: int) -> str:
+        """Return the same with the price of all of them: `..., $4.60 an hour`."""
         price = "price n/a" if self.hourly_usd is None else f"${self.hourly_usd * nodes:.2f} an hour"
-        return f"{many}{self.instance_type} ({market}, {self.cloud} {self.region}), {price}"
+        return f"{self.machines(nodes)}, {price}"
 
     def all_hourly(self, nodes: int) -> float | None:
         """Return what all machines together cost an hour."""
@@ -60,7 +64,7 @@ def announce(job: Job, plan: Plan, nodes: int, cluster: str) -> None:
 
 def enter(attempt: Attempt, plan: Plan) -> None:
     """Write a machine down as that of an attempt."""
-    attempt.machine, attempt.instance_type = plan.describe(attempt.nodes), plan.instance_type
+    attempt.machine, attempt.instance_type = plan.machines(attempt.nodes), plan.instance_type
     attempt.hourly_usd = plan.all_hourly(attempt.nodes)
 
 
