@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from pathlib import Path
 
@@ -325,3 +327,44 @@ def test_folders_of_others_where_checkpoints_are_made_are_left_alone(tmp_path, m
     assert {path.name for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()} == {
         f"{prefix}-{name}" for name in strange
     }
+
+
+def test_processes_that_clear_up_at_once_do_not_trip_over_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine = Store.open(f"memory://{uuid.uuid4().hex}", "run-1")
+    with mine.stage(1) as stage:
+        prefix = stage.workspace.name.partition(f"-{os.getpid()}-")[0]
+    left = [tmp_path / f"{prefix}-99999999{number}-dead" for number in range(5)]
+    for folder in left:
+        folder.mkdir()
+    remove = shutil.rmtree
+
+    def remove_all(path, **more):  # as if another process took the others meanwhile
+        for folder in left:
+            remove(folder, ignore_errors=True)
+        remove(path, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_all)
+    mine.write(2, {"model.safetensors": b"2"})
+    assert mine.newest().manifest.step == 2 and list(tmp_path.iterdir()) == []
+
+
+def test_what_others_take_away_while_a_folder_is_listed_hides_no_checkpoint(tmp_path):
+    """A lease is renewed through a file that is there for a moment: a listing that met it must not seem empty."""
+    store, over = Store.open(str(tmp_path), "run-1"), threading.Event()
+    write(store, 3)
+
+    def renew():
+        while not over.is_set():
+            store.backend.write("run-1/lease.json", b"{}")
+
+    threads = [threading.Thread(target=renew) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = [store.steps() for _ in range(3000)]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert all(steps == [3] for steps in found)

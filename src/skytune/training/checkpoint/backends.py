@@ -14,7 +14,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,8 +109,9 @@ class Backend:
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             pid = left.name.removeprefix(prefix).partition("-")[0]
             # Anybody may make a folder there. A process that does not run was killed while it wrote.
-            if re.fullmatch("[1-9][0-9]{0,8}", pid) and left.lstat().st_uid == os.getuid() and not alive(int(pid)):
-                shutil.rmtree(left, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another process does the same
+                if re.fullmatch("[1-9][0-9]{0,8}", pid) and left.lstat().st_uid == os.getuid() and not alive(int(pid)):
+                    shutil.rmtree(left, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
 
     def unfinish(self, folder: str) -> None:
@@ -200,11 +201,15 @@ class LocalBackend(Backend):
         return Path(self.root, path)
 
     def names(self, folder: str) -> dict[str, int | None]:
+        sizes: dict[str, int | None] = {}
         try:
-            with os.scandir(self.at(folder)) as found:
-                return {entry.name: entry.stat().st_size if entry.is_file() else None for entry in found}
+            found = list(os.scandir(self.at(folder)))
         except FileNotFoundError:
-            return {}
+            return sizes
+        for entry in found:
+            with suppress(FileNotFoundError):  # one that another process took away meanwhile takes no other with it
+                sizes[entry.name] = entry.stat().st_size if entry.is_file() else None
+        return sizes
 
     def read(self, path: str) -> bytes:
         return self.at(path).read_bytes()
