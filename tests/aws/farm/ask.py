@@ -6,6 +6,7 @@ second.
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -17,10 +18,12 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 def main() -> None:
     """Ask, pass signals on, end as the program ended."""
     place, named, python, *words = sys.argv[1:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until there is a program that they can be passed on to
     server = socket.socket(socket.AF_UNIX)
     try:
         server.connect(place)
     except OSError:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         os.execv(python, [python, *words])
     # What this process was given beside the three: a program's own files are not for its children.
     given = [int(name) for name in os.listdir("/proc/self/fd")]
@@ -34,9 +37,6 @@ def main() -> None:
         "descriptors": descriptors,
         "executable": named,
     }
-    for number in _PASSED_ON:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda told, _: server.send(bytes([told])))
     data = json.dumps(order).encode()
     message = struct.pack("!I", len(data)) + data
     sent = socket.send_fds(server, [message[:60000]], descriptors)
@@ -45,6 +45,15 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in descriptors:
         os.dup2(null, number) if number <= 2 else os.close(number)
+    # The kernel's handler itself writes a signal's number to the server. One of Python's would wait for the next
+    # bytecode: never, for a signal that comes just before a call that blocks.
+    server.setblocking(False)
+    signal.set_wakeup_fd(server.fileno())
+    for number in _PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda told, _: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    select.select([server], [], [])
     answer = server.recv(4)
     if len(answer) < 4:
         os._exit(1)
