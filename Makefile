@@ -101,7 +101,7 @@ check: $(DEV_STAMP) ## pip check: do the installed packages fit together?
 	@$(PIP) check
 
 doctor: $(RUN_STAMP) ## is this machine ready? versions, devices, processes, disk, hub, ZenML
-	@$(BIN)/python -m skytune.stacks.doctor $(ARGS)
+	@$(BIN)/python -m skytune.doctor.report $(ARGS)
 
 # The kill test appends what happened to benchmarks/results/soak.md.
 #   SKYTUNE_SOAK_ROUNDS=200      kills a store

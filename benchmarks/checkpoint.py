@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 
-from skytune.training.checkpoint.optimizer import flatten_optimizer
-from skytune.training.checkpoint.shards import load_tensors
-from skytune.training.checkpoint.store import Store
-from skytune.training.checkpoint.writer import Saved, Writer
+from skytune.checkpoint.async_writer import Saved, Writer
+from skytune.checkpoint.optimizer_state import flatten_optimizer
+from skytune.checkpoint.shards import load_tensors
+from skytune.checkpoint.store import Store
 
 TARGET = 0.05
 """Largest share of a save's duration that may hold training up, on a GPU, into a folder."""

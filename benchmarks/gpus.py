@@ -25,12 +25,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from skytune.config import RunConfig, from_dict, to_dict
-from skytune.experiment.cells import Cell
-from skytune.experiment.machines import Machine
-from skytune.experiment.table import done_row, ended_row
 from skytune.job import Job, JobDir
 from skytune.launch.local import LocalLauncher
 from skytune.pricing.cost import Attempt
+from skytune.study.cells import Cell
+from skytune.study.machines import Machine
+from skytune.study.table import done_row, ended_row
 
 PER_GPU = {
     "H100": (55.04, 8, "p5.48xlarge"),
@@ -185,10 +185,10 @@ def measure(arguments: argparse.Namespace) -> int:
 
 def draw(arguments: argparse.Namespace) -> int:
     """Write the table and the page of rows that were measured elsewhere."""
-    from skytune.experiment.results import PAGE
-    from skytune.experiment.table import frame, records, write_table
-    from skytune.report.experiment import build_experiment_page
     from skytune.report.scoring import write_file
+    from skytune.study.report import build_experiment_page
+    from skytune.study.results import PAGE
+    from skytune.study.table import frame, records, write_table
 
     rows = [json.loads(line) for line in arguments.draw.read_text(encoding="utf-8").splitlines() if line.strip()]
     table = frame(rows)

@@ -106,16 +106,16 @@ def model_of(name: str, quick: bool) -> tuple[Any, np.ndarray, int]:
 
 def measure(case: Case, world: Any, quick: bool) -> Case:
     """Train with one strategy; return what was measured (the same on all processes)."""
+    from skytune.training.callbacks.base.base import Callbacks, Run
     from transformers import AutoModelForSequenceClassification
 
     from skytune.config import Precision, RunConfig, from_dict
+    from skytune.data.order import SampleOrder
+    from skytune.distributed.precision import set_matmul
     from skytune.job import JobDir
-    from skytune.training.callbacks import Callbacks, Run
-    from skytune.training.fast.opening import open_steps
     from skytune.training.flops import peak, utilization, work_of
     from skytune.training.loop import train
-    from skytune.training.order import SampleOrder
-    from skytune.training.precision import set_matmul
+    from skytune.training.select_step import open_steps
     from skytune.training.strategy import build_strategy
 
     world = dataclasses.replace(world, precision=Precision(case["precision"]))
@@ -191,7 +191,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
 def work(arguments: argparse.Namespace) -> None:
     """Be one process: measure the cases of a file one after the other, write each result as it comes."""
     from skytune.config import RunConfig, from_dict
-    from skytune.training.devices import join
+    from skytune.distributed.context import join
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("WORLD_SIZE", "1"))))
     device = {"compute": {"device": "cpu"}} if arguments.quick else {}

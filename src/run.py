@@ -30,7 +30,7 @@ from skytune.common.stop_request import StopRequest  # noqa: E402
 from skytune.config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError  # noqa: E402
 
 if TYPE_CHECKING:
-    from skytune.launch.continuing import Continued
+    from skytune.launch.resume_from_store import Continued
 
 CONFIGS = SOURCE.parent / "configs"
 NEEDED = {
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         return code
     finally:
         request.ignore()
-        several = sys.modules.get("skytune.launch.several")
+        several = sys.modules.get("skytune.launch.multinode.launcher")
         if several is not None and several.Lead.current is not None:
             several.Lead.current.end(code)
 
@@ -143,7 +143,7 @@ def _main(argv: list[str], shown: Shown) -> int:
         print(f"skytune {skytune.__version__}")
         return EXIT_OK
     _load_dotenv()
-    from skytune.config.store import compose_run, place_to_resume, to_yaml
+    from skytune.config.compose import compose_run, place_to_resume, to_yaml
 
     place = place_to_resume(words) if "--help" not in options else None
     found = _look_into(place) if place else None
@@ -152,7 +152,7 @@ def _main(argv: list[str], shown: Shown) -> int:
     if found:
         config = found.adopt(config)
     if "--help" in options:
-        from skytune.config.docs import help_text
+        from skytune.config.help import help_text
 
         print(help_text([CONFIGS, *([folder] if folder else [])], config))
         return EXIT_OK
@@ -172,7 +172,7 @@ def _main(argv: list[str], shown: Shown) -> int:
 
 def _look_into(place: str) -> "Continued | None":
     """Return the run that a path or URL means, with the configuration that lies there; None where none does."""
-    from skytune.launch.continuing import find
+    from skytune.launch.resume_from_store import find
 
     return find(place)
 
@@ -211,19 +211,19 @@ def _refuse_launchers() -> None:
 
 
 def _run(config: RunConfig) -> int:
-    from skytune.launch.nodes import nodes_of
+    from skytune.launch.multinode.topology import nodes_of
 
     nodes = nodes_of(config.launch, os.environ)
     if nodes.rank:  # node 0 runs the pipeline
-        from skytune.launch.worker_node import serve
+        from skytune.launch.multinode.node import serve
 
         gc.enable()
         return serve(config, nodes)
-    from skytune.launch.several import Lead
+    from skytune.launch.multinode.launcher import Lead
 
     Lead.begin(config, nodes)
     if config.pipeline is Pipeline.benchmark:
-        from skytune.experiment import make_plan, plan_text
+        from skytune.study import make_plan, plan_text
 
         design = config.benchmark
         plan = make_plan(config)

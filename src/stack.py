@@ -107,8 +107,9 @@ def run(words: argparse.Namespace) -> int:
 
     load_dotenv()
     environment.prepare(SOURCE)
-    from skytune.stacks import checking, commands
-    from skytune.stacks.asked import Asked
+    from skytune.doctor import checking
+    from skytune.stacks import commands
+    from skytune.stacks.options import Asked
 
     said = {key: value for key, value in vars(words).items() if key in Asked.__dataclass_fields__}
     asked = Asked(**{"name": "", **said}, configs=CONFIGS)

@@ -14,7 +14,7 @@ ASK = HERE / "farm" / "ask.py"
 _PYTHON = """\
 #!/bin/sh
 case "$*" in
-    *" skytune.steps.child "*) exec {real} -I -S {ask} {socket} "$0" {real} "$@" ;;
+    *" skytune.steps.subprocess_entrypoint "*) exec {real} -I -S {ask} {socket} "$0" {real} "$@" ;;
 esac
 exec {real} "$@"
 """

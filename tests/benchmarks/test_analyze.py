@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from skytune.experiment.table import frame, write_table
+from skytune.study.table import frame, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "benchmarks" / "analyze.ipynb"

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from skytune.checkpoint.manifest import FileEntry, ManifestError, build, parse, serialise
+from skytune.checkpoint.run_card import Recipe, fetch_start, read_recipe, write_recipe
+from skytune.checkpoint.store import Store
 from skytune.common.paths import UnsafeNameError
 from skytune.config import RunConfig, UserError
 from skytune.job import Job, JobDir
-from skytune.launch.skypilot.passing import INPUTS, Passing
+from skytune.launch.skypilot.s3_transfer import INPUTS, Passing
 from skytune.materializers.arrow import read_dataset, write_dataset
 from skytune.materializers.files import download
 from skytune.models import model_files
-from skytune.training.checkpoint.manifest import FileEntry, ManifestError, build, parse, serialise
-from skytune.training.checkpoint.recipe import Recipe, fetch_start, read_recipe, write_recipe
-from skytune.training.checkpoint.store import Store
 
 NAMES = ["..", "../x", "../../up/.bashrc", "/abs", "a/../../b", "link/x", "a\0b", "x" * 300, "", "a\\..\\b"]
 DATA = b"data"

@@ -64,7 +64,7 @@ class Greeter:
 @pytest.fixture
 def compose() -> Callable[..., RunConfig]:
     """Return a function that composes the repository's presets with overrides."""
-    from skytune.config.store import compose_run
+    from skytune.config.compose import compose_run
 
     return lambda *overrides, **options: compose_run(ROOT / "configs", list(overrides), **options)
 
@@ -77,7 +77,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (folder / f"{name}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(targets, "registry", registry := dict(targets.registry))
-    for user in ("skytune.config.docs", "skytune.config.store"):
+    for user in ("skytune.config.help", "skytune.config.compose"):
         monkeypatch.setattr(f"{user}.registry", registry)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
     return name

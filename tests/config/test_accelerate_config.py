@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from skytune.config import ConfigError, RunConfig
-from skytune.config.accelerate_config import translate
-from skytune.config.store import compose_run
+from skytune.config.accelerate_import import translate
+from skytune.config.compose import compose_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig, to_dict
-from skytune.config.store import compose_run, place_to_resume
+from skytune.config.compose import compose_run, place_to_resume
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -24,7 +24,7 @@ def stored() -> dict[str, Any]:
         "optimizer.lr=1e-3",
         "+extra.price='a \\${b} c'",
         "+extra.nested.deep=[1,null,x]",
-        "+callbacks.mine._target_=skytune.training.callbacks.Callback",
+        "+callbacks.mine._target_=skytune.training.callbacks.base.Callback",
         "+callbacks.mine.indent=2",
         "max_steps=9",
     ]

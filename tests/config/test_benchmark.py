@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skytune.config import BenchmarkConfig, ConfigError, RunConfig, from_dict
-from skytune.config.store import compose_run
+from skytune.config.compose import compose_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

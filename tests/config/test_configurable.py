@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig
-from skytune.config.docs import help_text, presets
+from skytune.config.help import help_text, presets
 from skytune.config.targets import GROUPS, configurable, import_plugins, instantiate, locate, split_spec
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

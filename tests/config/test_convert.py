@@ -30,7 +30,7 @@ from skytune.config import (
     from_dict,
     to_dict,
 )
-from skytune.config.docs import field_type
+from skytune.config.help import field_type
 
 counts = st.integers(1, 10**6)
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)

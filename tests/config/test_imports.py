@@ -23,8 +23,8 @@ def loaded(modules: str, *blocked: str) -> set[str]:
 @pytest.mark.parametrize(
     "modules",
     [
-        "skytune.training, skytune.training.worker, skytune.job, skytune.config.targets, skytune.config.docs",
-        "skytune.data, skytune.models, skytune.launch, skytune.training.session, skytune.training.loop",
+        "skytune.training, skytune.training.worker, skytune.job, skytune.config.targets, skytune.config.help",
+        "skytune.data, skytune.models, skytune.launch, skytune.training.trainer, skytune.training.loop",
     ],
 )
 def test_workers_need_no_orchestrator(modules: str) -> None:
@@ -36,12 +36,12 @@ def test_workers_need_no_orchestrator(modules: str) -> None:
 
 def test_they_do_not_import_it_where_it_is_installed() -> None:
     found = loaded(
-        "skytune.training, skytune.training.worker, skytune.training.session, skytune.data, skytune.models, skytune.job"
+        "skytune.training, skytune.training.worker, skytune.training.trainer, skytune.data, skytune.models, skytune.job"
     )
     assert not found & set(ORCHESTRATOR)
 
 
 def test_config_and_worker_start_light() -> None:
     """What `--help` imports, and what a worker imports before it has its log file."""
-    found = loaded("skytune.config, skytune.config.docs, skytune.config.targets, skytune.job, skytune.training.worker")
+    found = loaded("skytune.config, skytune.config.help, skytune.config.targets, skytune.job, skytune.training.worker")
     assert not found & {*ORCHESTRATOR, *HEAVY}

@@ -194,7 +194,7 @@ def test_to_yaml_composes_back(compose: Compose) -> None:
     import yaml
 
     from skytune.config import from_dict
-    from skytune.config.store import to_yaml
+    from skytune.config.compose import to_yaml
 
     config = compose("+extra.a=null", "data=sst2", "eval.metrics=[accuracy]")
     assert from_dict(RunConfig, yaml.safe_load(to_yaml(config))) == config

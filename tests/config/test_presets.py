@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from skytune.config import RunConfig
-from skytune.config.docs import presets
-from skytune.experiment import cells_of
+from skytune.config.help import presets
+from skytune.study import cells_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FILES = [file for file in sorted(CONFIGS.rglob("*.yaml")) if file.parent.name not in ("kubernetes", "stacks")]

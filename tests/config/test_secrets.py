@@ -178,7 +178,7 @@ def test_a_file_from_elsewhere_gets_none(compose: Callable[..., RunConfig], monk
 
 
 def test_a_secret_decides_no_run_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    from skytune.launch.runs import run_key
+    from skytune.launch.run_dir import run_key
 
     keys = set()
     for token in ("one", "two"):
@@ -273,7 +273,7 @@ def test_hidden_and_revealed_gives_the_same_or_is_refused(
     ],
 )
 def test_a_word_that_is_refused_is_shown_without_its_secret(word: str) -> None:
-    from skytune.config.store import compose_run
+    from skytune.config.compose import compose_run
 
     with pytest.raises(ConfigError) as refused:
         compose_run(Path(__file__).resolve().parents[2] / "configs", [word])

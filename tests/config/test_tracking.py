@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig, UserError, from_dict, to_dict
-from skytune.config.tracking import EXTRAS, TrackerConfig, WandbConfig, WandbMode, refuse_missing_trackers
+from skytune.config.schema.tracking import EXTRAS, TrackerConfig, WandbConfig, WandbMode, refuse_missing_trackers
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
 
 def test_a_tracker_asked_for_by_name_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default goes on without; it says so when it starts."""
-    monkeypatch.setattr("skytune.config.tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("skytune.config.schema.tracking.find_spec", lambda name: None)
     refuse_missing_trackers(TrackerConfig())
     refuse_missing_trackers(TrackerConfig(names=[]))
     refuse_missing_trackers(TrackerConfig(names=["wandb"], wandb=WandbConfig(mode=WandbMode.disabled)))
@@ -96,7 +96,7 @@ def test_looking_for_a_package_does_not_import_it() -> None:
 
 
 def test_trackers_decide_nothing() -> None:
-    from skytune.launch.runs import decisive, run_key
+    from skytune.launch.run_dir import decisive, run_key
 
     plain = RunConfig()
     other = from_dict(
@@ -107,7 +107,7 @@ def test_trackers_decide_nothing() -> None:
 
 
 def test_help_explains_the_keys_of_a_group_inside_a_group(compose: Callable[..., RunConfig]) -> None:
-    from skytune.config.docs import help_text
+    from skytune.config.help import help_text
 
     text = help_text([], compose())
     assert "tracker.wandb.project=null" in text and "\n  tracker.wandb: " in text and "tracker.names=[auto]" in text

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from skytune.config import RunConfig, UserError, to_dict
-from skytune.config.store import compose_run
+from skytune.config.cli_grammar import verbatim
+from skytune.config.compose import compose_run
 from skytune.config.trust import approve
-from skytune.config.words import verbatim
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 OWN = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig, from_dict
-from skytune.config.docs import field_docs
+from skytune.config.help import field_docs
 
 REFUSED = [
     "epochs=0",

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from skytune.config import ConfigError, DataConfig, DataSource, UserError
-from skytune.config.words import translate
+from skytune.config.cli_grammar import translate
 from skytune.data.labels import encode, find_classes, labelled
 from skytune.data.rows import Rows, named_labels
 from skytune.data.sources import Source
@@ -197,7 +197,7 @@ def test_a_wrong_label_names_itself_and_its_row(values, given, message):
 )
 def test_the_way_out_works_as_it_is_printed(values, given):
     """Each word that the message prints is typed as it stands, through Hydra; then the same data pass."""
-    from skytune.config.store import compose_run
+    from skytune.config.compose import compose_run
 
     split = rows(values)
     with pytest.raises(UserError) as caught:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from skytune.config.secrets import looks_secret
-from skytune.stacks.doctor import ZENML_PORT
+from skytune.doctor.report import ZENML_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["docker/Dockerfile", "docker/Dockerfile.cpu"]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from skytune.config import ComputeConfig, RunConfig, from_dict
-from skytune.experiment.machines import Machine
 from skytune.job import JobDir, write_json
 from skytune.pricing.prices import Price
+from skytune.study.machines import Machine
 from skytune.training.outputs import write_predictions
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig, from_dict, to_dict
-from skytune.experiment import cells_of
-from skytune.experiment.machines import machine_of
+from skytune.study import cells_of
+from skytune.study.machines import machine_of
 
 Design = Callable[..., RunConfig]
 
@@ -53,7 +53,7 @@ def test_the_name_changes_with_what_makes_the_cell_alone(design: Design) -> None
 
 
 def test_a_key_that_a_later_version_adds_makes_no_other_cell(design: Design, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skytune.experiment import cells
+    from skytune.study import cells
 
     config = design(factors={"rows": [64]})
     (before,) = cells_of(config)

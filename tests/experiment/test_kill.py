@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from skytune.config import RunConfig, to_dict
-from skytune.experiment.table import COLUMNS, frame, records
+from skytune.study.table import COLUMNS, frame, records
 
 SLOW = "import time\nclass Slow:\n    def on_step_end(self, run): time.sleep(0.25)\n"
 
 RUN = """
 import json, sys
 from skytune.config import RunConfig, from_dict
-from skytune.experiment import run_experiment
+from skytune.study import run_experiment
 rows = run_experiment(from_dict(RunConfig, json.loads(open(sys.argv[1]).read())))
 open(sys.argv[2], "w").write(json.dumps(rows))
 """

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig
-from skytune.experiment import ResultsStore, make_plan, plan_text
+from skytune.study import ResultsStore, make_plan, plan_text
 
 Design = Callable[..., RunConfig]
 COMPUTE = {"compute": ["g5.xlarge", "g5.12xlarge"]}

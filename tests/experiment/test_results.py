@@ -8,11 +8,11 @@ import pytest
 
 from skytune.config import RunConfig, UserError, from_dict, to_dict
 from skytune.data import prepare
-from skytune.experiment import ResultsStore, cells_of, make_plan, run_experiment
-from skytune.experiment.results import PAGE, draw, in_numbers, results, summary
-from skytune.experiment.table import CSV, PARQUET, README, frame, records, write_table
 from skytune.launch import train
 from skytune.report.scoring import write_file
+from skytune.study import ResultsStore, cells_of, make_plan, run_experiment
+from skytune.study.results import PAGE, draw, in_numbers, results, summary
+from skytune.study.table import CSV, PARQUET, README, frame, records, write_table
 
 ROW: dict[str, Any] = {
     "experiment": "e",

@@ -13,8 +13,8 @@ import pytest
 
 from skytune.config import Preempted, RunConfig, UserError, WorkerError
 from skytune.config.folders import home
-from skytune.experiment import ResultsStore, run_experiment
-from skytune.experiment.results import results
+from skytune.study import ResultsStore, run_experiment
+from skytune.study.results import results
 
 Design = Callable[..., RunConfig]
 
@@ -215,11 +215,11 @@ def test_the_budget_stops_what_would_exceed_it(design: Design, recorded: Any) ->
 
 
 def test_a_running_cell_is_told_to_end_before_the_money_is_gone(design: Design) -> None:
-    from skytune.experiment.plan import make_plan
-    from skytune.experiment.running import Watch
+    from skytune.distributed.preemption import FLAG_FILE
     from skytune.job import JobDir
     from skytune.pricing.prices import Price
-    from skytune.training.preemption import FLAG_FILE
+    from skytune.study.plan import make_plan
+    from skytune.study.runner import Watch
 
     config = design({"launch": {"timeouts": {"stop": 10.0}}}, factors={"rows": [16]}, max_usd=1.0)
     plan = make_plan(config, prices=lambda machine: Price(320.0, "a made list"))  # 10 + 1 s to end cost 0.98 USD
@@ -243,9 +243,9 @@ def test_one_process_at_a_time(design: Design, prices: Any, recorded: Any) -> No
 
 
 def test_paid_machines_are_skypilots(monkeypatch: pytest.MonkeyPatch) -> None:
-    from skytune.experiment import running
-    from skytune.experiment.machines import machine_of
     from skytune.launch import LocalLauncher, SkyPilotLauncher
+    from skytune.study import runner as running
+    from skytune.study.machines import machine_of
 
     monkeypatch.setattr(running, "require", lambda: None)  # importing SkyPilot takes seconds
     assert isinstance(running.launcher_of(machine_of("local", {})), LocalLauncher)
@@ -303,7 +303,7 @@ def test_a_damaged_result_is_named(design: Design, prices: Any, recorded: Any) -
 def test_a_signal_at_the_very_end_of_a_cell_is_not_forgotten(design: Design, prices: Any, recorded: Any) -> None:
     """The workers have nothing left to stop for, and the cell is done; the next one must not begin."""
     from skytune.job import JobDir
-    from skytune.launch.stopping import Stopping
+    from skytune.launch.signals import Stopping
 
     class Late(recorded):  # type: ignore[misc]
         def run(self, job: JobDir, compute: Any) -> None:

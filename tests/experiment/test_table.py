@@ -9,9 +9,9 @@ import pytest
 
 from skytune.config import RunConfig
 from skytune.config.folders import home
-from skytune.experiment import run_experiment
-from skytune.experiment.results import in_numbers, summary
-from skytune.experiment.table import COLUMNS, CSV, PARQUET, README, frame, mfu_of, records, steady_rate, write_table
+from skytune.study import run_experiment
+from skytune.study.results import in_numbers, summary
+from skytune.study.table import COLUMNS, CSV, PARQUET, README, frame, mfu_of, records, steady_rate, write_table
 
 ROWS: list[dict[str, Any]] = [
     {

@@ -106,7 +106,7 @@ class Cable:
 def node_0(root: Path) -> int:
     """Run a job that is laid out."""
     from skytune.job import JobDir
-    from skytune.launch.jobs import launcher_of
+    from skytune.launch.run_job import launcher_of
 
     job = JobDir(root)
     shutil.rmtree(job.outputs, ignore_errors=True)
@@ -120,8 +120,8 @@ def another(file: Path) -> int:
     import json
 
     from skytune.config import RunConfig
-    from skytune.launch.nodes import nodes_of
-    from skytune.launch.worker_node import serve
+    from skytune.launch.multinode.node import serve
+    from skytune.launch.multinode.topology import nodes_of
 
     config = RunConfig.parse(json.loads(file.read_text()))
     return serve(config, nodes_of(config.launch, os.environ))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from skytune.config import RunConfig, WorkerError, to_dict
-from skytune.training.preemption import FLAG_FILE
+from skytune.distributed.preemption import FLAG_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 # ZenML and Hydra cannot be imported: a bare machine has neither.
@@ -36,7 +36,7 @@ def lay(run_job: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
 
     def write(**groups: Any) -> Path:
         with monkeypatch.context() as patch:
-            patch.setattr("skytune.launch.jobs.LocalLauncher", Stop)
+            patch.setattr("skytune.launch.run_job.LocalLauncher", Stop)
             with pytest.raises(Laid):
                 run_job(rows=16, validation=4, test=4, **groups)
         return found.pop()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from skytune.checkpoint.run_card import Recipe, write_recipe
+from skytune.checkpoint.store import Store
 from skytune.config import RunConfig, UserError, from_dict, to_dict
-from skytune.launch.continuing import Continued, find
-from skytune.launch.runs import RunFolder
-from skytune.training.checkpoint.recipe import Recipe, write_recipe
-from skytune.training.checkpoint.store import Store
+from skytune.launch.resume_from_store import Continued, find
+from skytune.launch.run_dir import RunFolder
 
 VALUES: dict[str, Any] = {
     "seed": 7,

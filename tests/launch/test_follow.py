@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skytune.launch.follow import Follower, pump
+from skytune.launch.log_streaming import Follower, pump
 
 CODES = {
     "talks": "import sys; print('a'); print('b', file=sys.stderr); sys.stdout.write('end'); sys.exit(3)",

@@ -48,7 +48,7 @@ def written(run_job: Any, trouble: str, monkeypatch: pytest.MonkeyPatch) -> Call
 
     def write(name: str, pids: Path, kind: str = "none", **launch: Any) -> JobDir:
         with monkeypatch.context() as patch:
-            patch.setattr("skytune.launch.jobs.LocalLauncher", Writer)
+            patch.setattr("skytune.launch.run_job.LocalLauncher", Writer)
             with pytest.raises(Stop):
                 run_job(
                     rows=16,

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from skytune.config import ComputeConfig, LaunchConfig, RunConfig, UserError, WorkerError
-from skytune.config.compute import TimeoutsConfig
+from skytune.config.schema.compute import TimeoutsConfig
 from skytune.job import Job, JobDir, RankError
-from skytune.launch import LocalLauncher, follow, local, processes
+from skytune.launch import LocalLauncher, local, processes
+from skytune.launch import log_streaming as follow
 from skytune.launch.gpus import processes_wanted, threads_each
 
 ROOT = Path(__file__).resolve().parents[2]

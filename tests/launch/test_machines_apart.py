@@ -203,7 +203,7 @@ def test_a_cut_cable_ends_both_sides_with_a_line(story: Story) -> None:
 
 
 def test_the_checkpoints_are_whole(story: Story) -> None:
-    from skytune.training.checkpoint.store import Store
+    from skytune.checkpoint.store import Store
 
     assert "step-00000004" in story.steps
     store = Store.open(str(story.base / "a" / "store"), story.jobs["cut"].name)

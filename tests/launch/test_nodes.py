@@ -10,7 +10,7 @@ from skytune.config import ComputeConfig, ConfigError, Device, LaunchConfig, Run
 from skytune.job import JobDir
 from skytune.launch.gpus import processes_each, refuse_missing
 from skytune.launch.local import agent
-from skytune.launch.nodes import PORT, Nodes, first_host, node_addresses, nodes_of
+from skytune.launch.multinode.topology import PORT, Nodes, first_host, node_addresses, nodes_of
 
 SKY = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n\n", "SKYPILOT_NUM_NODES": "2"}
 SLURM = {

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skytune.config import RunConfig, UserError, from_dict, to_dict
-from skytune.launch import RunFolder, decisive, jobs, run_key
-from skytune.launch.runs import slug
+from skytune.launch import RunFolder, decisive, run_key
+from skytune.launch import run_job as jobs
+from skytune.launch.run_dir import slug
 
 PRINTS = {"data": "d", "weights": "w"}
 

@@ -20,11 +20,11 @@ import pytest
 
 from skytune.config import ComputeConfig, LaunchConfig, Preempted, RunConfig, UserError, WorkerError, from_dict
 from skytune.job import Job, JobDir
-from skytune.launch import several
-from skytune.launch.machine import differs, lacks
-from skytune.launch.nodes import Nodes
-from skytune.launch.presence import LARGEST, Presence
-from skytune.launch.share import Share
+from skytune.launch.compatibility import differs, lacks
+from skytune.launch.multinode import launcher as several
+from skytune.launch.multinode.presence import LARGEST, Presence
+from skytune.launch.multinode.share import Share
+from skytune.launch.multinode.topology import Nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = re.escape(socket.gethostname())
@@ -49,7 +49,7 @@ OTHER = """
 import json, signal, sys
 from skytune.config import Preempted, RunConfig, UserError
 from skytune.launch import worker_node
-from skytune.launch.nodes import Nodes
+from skytune.launch.multinode.topology import Nodes
 script, launch = sys.argv[1], json.loads(sys.argv[2])
 def told(*_): raise KeyboardInterrupt
 signal.signal(signal.SIGTERM, told)
@@ -385,7 +385,7 @@ def test_a_word_that_makes_no_sense_deletes_nothing(
     change: dict[str, Any], private: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, `run_key: ".."` emptied SKYTUNE_HOME."""
-    from skytune.launch import worker_node
+    from skytune.launch.multinode import node as worker_node
 
     share = Path(settings["share"])
     for name in ("runs/precious", "joined/precious"):
@@ -559,7 +559,7 @@ if host == "nowhere":
 os.environ |= {{"HOME": {home!r} + host, "CANARY_TOKEN": ""}}
 os.makedirs(os.environ["HOME"], exist_ok=True)
 os.chdir(os.environ["HOME"])
-command = command.replace("skytune.launch.worker_node", {module!r})
+command = command.replace("skytune.launch.multinode.node", {module!r})
 sys.exit(subprocess.run(["sh", "-c", command]).returncode)
 """
 

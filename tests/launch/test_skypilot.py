@@ -25,18 +25,18 @@ from hypothesis import strategies as st
 
 from skytune.common.background import Late, Pending
 from skytune.config import ComputeConfig, ConfigError, LaunchConfig, RecoveryConfig, RunConfig, UserError, from_dict
+from skytune.distributed.preemption import FLAG_FILE
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.local import agent
-from skytune.launch.nodes import Nodes, node_addresses
+from skytune.launch.multinode.topology import Nodes, node_addresses
 from skytune.launch.skypilot import machines_asked, merged, scripts, upload
 from skytune.launch.skypilot.machine import processes, resources
+from skytune.launch.skypilot.messages import explained, reasons, telling
 from skytune.launch.skypilot.monitor import PREFIX, JobMonitor, forget_last_attempt
 from skytune.launch.skypilot.node import check_gpus
-from skytune.launch.skypilot.traces import forget
-from skytune.launch.skypilot.verdict import ENDED, End, Verdict, verdict
-from skytune.launch.skypilot.words import explained, reasons, telling
+from skytune.launch.skypilot.outcome import ENDED, End, Verdict, verdict
+from skytune.launch.skypilot.secret_cleanup import forget
 from skytune.pricing.cost import Attempt, Clock, Cost, cost_of
-from skytune.training.preemption import FLAG_FILE
 
 
 def config(**groups: Any) -> RunConfig:
@@ -221,7 +221,7 @@ def test_what_is_sent_is_code_and_inputs(job: JobDir, tmp_path: Path) -> None:
     assert any(text.startswith("torch==") for text in wanted) and not any(text.startswith("zenml") for text in wanted)
     assert "torch==" in (place / "constraints.txt").read_text()
     done = subprocess.run(
-        [sys.executable, str(place / "code/skytune/launch/start.py"), "skytune.training.worker"],
+        [sys.executable, str(place / "code/skytune/launch/bootstrap.py"), "skytune.training.worker"],
         capture_output=True,
         text=True,
         check=False,

@@ -9,8 +9,8 @@ import pytest
 from skytune.config import ComputeConfig, RunConfig, UserError, from_dict
 from skytune.config.folders import home
 from skytune.job import Job
-from skytune.launch.skypilot.choosing import Plan, announce, enter, refuse_dear
-from skytune.launch.skypilot.expected import Expected, expected, remember
+from skytune.launch.skypilot.cost_estimate import Expected, expected, remember
+from skytune.launch.skypilot.offer import Plan, announce, enter, refuse_dear
 from skytune.pricing.cost import Attempt
 
 PLAN = Plan(cloud="AWS", instance_type="g5.xlarge", region="us-east-1", use_spot=True, gpus=1, hourly_usd=0.6)

@@ -17,8 +17,8 @@ from skytune.common.background import Pending
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.skypilot import SkyPilotLauncher, cluster, launcher, monitor, recovery
-from skytune.launch.skypilot.choosing import Plan
-from skytune.launch.skypilot.passing import Passing
+from skytune.launch.skypilot.offer import Plan
+from skytune.launch.skypilot.s3_transfer import Passing
 
 exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skytune.config import Preempted
-from skytune.launch.stopping import Stopping
+from skytune.launch.signals import Stopping
 
 
 def test_the_file_is_as_good_as_a_signal(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_helper_of_load_data(scene: Any) -> None:
 
 def test_helper_of_train_model(scene: Any) -> None:
     """The command itself imports nothing then that takes seconds; only the workers do. (It scores, and draws.)"""
-    edit(scene, "training/order.py", "\nimport numpy", "\nADDED = 1\nimport numpy")
+    edit(scene, "data/order.py", "\nimport numpy", "\nADDED = 1\nimport numpy")
     found = statuses(scene, PYTHONPROFILEIMPORTTIME="1")
     assert (found["load_data"], found["train_model"]) == ("cached", "completed")
     lines = [line.rpartition("|")[2].strip() for line in scene.last.err.splitlines() if "import time:" in line]

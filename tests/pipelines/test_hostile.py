@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from skytune.checkpoint.run_card import Recipe, write_recipe
+from skytune.checkpoint.store import Store
 from skytune.config import RunConfig, to_dict
-from skytune.training.checkpoint.recipe import Recipe, write_recipe
-from skytune.training.checkpoint.store import Store
 
 MARK = "hostile_code"
 

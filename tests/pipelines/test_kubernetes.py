@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from skytune.config import LaunchConfig
-from skytune.launch.nodes import nodes_of
-from skytune.launch.several import FAREWELL_SECONDS, LOGS_SECONDS
+from skytune.launch.multinode.launcher import FAREWELL_SECONDS, LOGS_SECONDS
+from skytune.launch.multinode.topology import nodes_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "launch"))
 from apart import BUCKET, S3, Cable, missing
@@ -80,7 +80,7 @@ def test_what_comes_back_and_what_does_not() -> None:
 
 @pytest.mark.parametrize("name", PODS)
 def test_the_words_are_a_configuration(name: str) -> None:
-    from skytune.config.store import compose_run
+    from skytune.config.compose import compose_run
 
     pod = container(PODS[name])
     assert pod["command"] == ["python", "src/run.py"]

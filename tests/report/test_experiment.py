@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skytune.experiment.table import frame, records
-from skytune.report.experiment import build_experiment_page
+from skytune.study.report import build_experiment_page
+from skytune.study.table import frame, records
 
 spec = importlib.util.spec_from_file_location("page_in_a_browser", Path(__file__).with_name("test_page.py"))
 assert spec is not None and spec.loader is not None

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from skytune.report.findings import Group, groups
+from skytune.study.insights import Group, groups
 
-figures = pytest.importorskip("skytune.report.figures")
+figures = pytest.importorskip("skytune.study.figures")
 
 MACHINES = (
     ("g4dn.xlarge", "T4", 1, 190.0, 0.526),

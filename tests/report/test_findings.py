@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skytune.report.findings import groups, number_in, pareto, same_level, scalings, sentences, varying
+from skytune.study.insights import groups, number_in, pareto, same_level, scalings, sentences, varying
 
 POINTS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30)
 
@@ -160,7 +160,7 @@ def test_the_number_in_a_level(level: Any, number: float | None) -> None:
 
 
 def test_a_level_of_the_design_is_that_of_the_table() -> None:
-    from skytune.experiment.table import frame, records
+    from skytune.study.table import frame, records
 
     for levels in ([48, 96, "all"], [1, 0.5], [1, 0.5, "x"], [True, False], ["a", "b"], [True, 1, "x"], [1e-4, 2e-4]):
         table = records(frame([{"factor_x": level} for level in levels]))

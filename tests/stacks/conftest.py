@@ -60,7 +60,7 @@ def accounts_by_region() -> dict[str, Any]:
 @pytest.fixture
 def connect(aws: Any, accounts_by_region: dict[str, Any]) -> Any:
     """Return a function that opens the account in a region; clients cost more than the calls that they make."""
-    from skytune.stacks.aws import account
+    from skytune.aws import account
 
     def at(region: str = REGION) -> Any:
         if region not in accounts_by_region:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from skytune.aws import account as accounts
 from skytune.config import ConfigError, NotReachable, UserError
-from skytune.stacks.aws import account as accounts
 
 
 def test_who_asks(aws: Any) -> None:

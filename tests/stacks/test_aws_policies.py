@@ -10,9 +10,9 @@ from typing import Any
 import boto3
 import pytest
 
-from skytune.stacks.aws import policies, preflight, stack
-from skytune.stacks.aws.account import Account
-from skytune.stacks.aws.names import Names
+from skytune.aws import policies, preflight, stack
+from skytune.aws.account import Account
+from skytune.aws.names import Names
 
 NAMES = Names(stack="aws", account="123456789012", region="us-east-1")
 ALL = {"machine": policies.machine, "person": policies.person, "setup": policies.setup}

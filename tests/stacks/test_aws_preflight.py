@@ -8,11 +8,11 @@ from typing import Any
 import boto3
 import pytest
 
-from skytune.stacks.aws import preflight, stack
-from skytune.stacks.aws.account import Account
-from skytune.stacks.aws.names import Names
-from skytune.stacks.aws.quotas import Quota, _families, quota_of
-from skytune.stacks.checks import Finding, Level
+from skytune.aws import preflight, stack
+from skytune.aws.account import Account
+from skytune.aws.names import Names
+from skytune.aws.quotas import Quota, _families, quota_of
+from skytune.common.findings import Finding, Level
 
 SECONDS = 60.0
 """Enough for a busy machine."""
@@ -22,7 +22,7 @@ A10G = {"accelerators": "A10G:4"}
 
 @pytest.fixture
 def account(connect: Callable[..., Account], monkeypatch: pytest.MonkeyPatch) -> Account:
-    monkeypatch.setattr("skytune.stacks.skypilot.SERVER", "http://127.0.0.1:9")  # where nothing listens
+    monkeypatch.setattr("skytune.aws.skypilot.SERVER", "http://127.0.0.1:9")  # where nothing listens
     monkeypatch.setattr(preflight, "PRICE_SECONDS", SECONDS)
     return connect()
 
@@ -204,6 +204,6 @@ def test_an_instance_type_counts_against_the_narrowest_quota(instance_type: str,
 
 
 def test_no_price_lists_and_no_way_to_get_them(made: Account, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skytune.stacks.aws.catalog.folder", lambda: None)
+    monkeypatch.setattr("skytune.aws.catalog.folder", lambda: None)
     monkeypatch.setitem(__import__("sys").modules, "sky.catalog.common", None)  # as if SkyPilot were not installed
     assert "is not installed: pip install -c constraints.txt -e '.[aws]'" in look(made, A10G)["machine"][0].text

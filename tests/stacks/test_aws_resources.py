@@ -7,11 +7,11 @@ from typing import Any
 import boto3
 import pytest
 
+from skytune.aws import policies, stack
+from skytune.aws.account import Account
+from skytune.aws.names import Names
+from skytune.checkpoint.backends.base import open_backend
 from skytune.config import ConfigError, UserError
-from skytune.stacks.aws import policies, stack
-from skytune.stacks.aws.account import Account
-from skytune.stacks.aws.names import Names
-from skytune.training.checkpoint.backends import open_backend
 
 BUCKET = "skytune-aws-123456789012-us-east-1"
 ROLE = "skytune-aws-us-east-1"

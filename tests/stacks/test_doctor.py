@@ -15,8 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from skytune.stacks import checks, doctor, versions
-from skytune.stacks.checks import Finding, Level
+from skytune.common.findings import Finding, Level
+from skytune.doctor import checks, versions
+from skytune.doctor import report as doctor
 
 NAMES = [
     "python",
@@ -39,7 +40,7 @@ def run_doctor(**variables: str) -> tuple[subprocess.CompletedProcess[str], floa
     env = {**{k: v for k, v in os.environ.items() if k not in unset}, "COLUMNS": "100", **variables}
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "skytune.stacks.doctor"], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "skytune.doctor.report"], env=env, capture_output=True, text=True, timeout=120
     )
     return done, time.monotonic() - start
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from skytune.aws import skypilot
+from skytune.common.findings import Level
 from skytune.config import UserError
-from skytune.stacks import skypilot
-from skytune.stacks.checks import Level
 
 ROLE = "skytune-aws-us-east-1"
 VERSION = metadata.version("skypilot")

@@ -136,7 +136,7 @@ def test_the_closure_of_every_step() -> None:
     """Imports inside functions are followed: the worker's session imports the models' room only there."""
     closures = {step: set(module._closure(roots, False)) for step, roots in ROOTS.items()}
     assert {"skytune.data.prepare", "skytune.data.splits", "skytune.models.tokenizer"} <= closures["load_data"]
-    assert {"skytune.training.loop", "skytune.training.order", "skytune.models.build"} <= closures["train_model"]
+    assert {"skytune.training.loop", "skytune.data.order", "skytune.models.build"} <= closures["train_model"]
     assert {"skytune.report.page", "skytune.training.metrics"} <= closures["evaluate_model"]
     for step, closure in closures.items():
         rooms = {name.split(".")[1] for name in closure if "." in name}

@@ -22,7 +22,7 @@ class Here:
     def run(self, job: Any, compute: Any) -> None:
         from accelerate.state import AcceleratorState
 
-        from skytune.training.session import run_job
+        from skytune.training.trainer import run_job
 
         AcceleratorState._reset_state(reset_partial_state=True)
         run_job(job, job.job, started=time.time(), asked=1)
@@ -34,7 +34,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch
     from accelerate.state import AcceleratorState
 
-    monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", Here)
+    monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", Here)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -89,7 +89,7 @@ def forked(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run jobs in real worker processes that are forked: starting them anew takes ten times as long as a small job."""
     from lives import Forked
 
-    monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", lambda: Forked(lives))
+    monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", lambda: Forked(lives))
 
 
 @pytest.fixture(scope="module")

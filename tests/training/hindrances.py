@@ -38,7 +38,7 @@ class Impatient:
     """Counts the Hub as away after half a second: 5 s are the least that the configuration allows."""
 
     def __init__(self) -> None:
-        from skytune.training.checkpoint import hub
+        from skytune.checkpoint.backends import hub
 
         hub._patience = 0.5
 
@@ -55,7 +55,7 @@ class Clogged:
     def on_run_start(self, run: Any) -> None:
         if run.world.rank != self.rank:
             return
-        from skytune.training.checkpoint.store import Stage
+        from skytune.checkpoint.store import Stage
 
         put, seconds = Stage.put, self.seconds
 

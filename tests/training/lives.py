@@ -34,12 +34,12 @@ def serve() -> None:
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
     import s3fs  # noqa: F401
+    import skytune.training.callbacks.base.upload
     import torch.utils.tensorboard  # noqa: F401
     import transformers.models.auto.tokenization_auto
     import transformers.models.bert.modeling_bert  # noqa: F401
 
-    import skytune.training.session
-    import skytune.training.upload
+    import skytune.training.trainer
     import skytune.training.worker  # noqa: F401
 
     print("ready", flush=True)

@@ -24,7 +24,7 @@ class Here:
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         from accelerate.state import AcceleratorState
 
-        from skytune.training.session import run_job
+        from skytune.training.trainer import run_job
 
         AcceleratorState._reset_state(reset_partial_state=True)
         run_job(job, job.job, started=time.time(), asked=1)
@@ -55,7 +55,7 @@ def test_it_does_not_compile_for_ever(
     from torch._dynamo.utils import counters
 
     compile_with = torch.nn.Module.compile
-    monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", Here)
+    monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", Here)
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, mode, **given: compile_with(self, backend="eager", **given)
     )
@@ -72,7 +72,7 @@ def test_it_does_not_compile_for_ever(
 def test_compiled_code_takes_the_same_steps(run_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", Here)
+    monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", Here)
     common = {**COMMON, "max_steps": 8, "limit_eval_batches": 1}
     eager = run_job(name="eager", **common)
     torch._dynamo.reset()

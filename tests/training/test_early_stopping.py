@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laid import MEASURED
 from safetensors.numpy import load_file
+from skytune.training.callbacks.base.early_stopping import EarlyStopping
 
 from skytune.config import ConfigError, EarlyStoppingConfig, RunConfig, from_dict
-from skytune.training.early_stopping import EarlyStopping
 
 WORSE = {
     "log": {"every_steps": 1},

@@ -128,7 +128,7 @@ def test_logits_of_another_shape_are_refused(tokenized: Callable[..., Any], tmp_
 
     from skytune.config import Precision
     from skytune.data.batches import TokenTable
-    from skytune.training.devices import World
+    from skytune.distributed.context import World
     from skytune.training.prediction import predict as rows_and_logits
 
     class Flat(torch.nn.Module):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from laid import history, result, same, weights
 
+from skytune.checkpoint.store import Store
 from skytune.config import ComputeConfig, Device
 from skytune.job import JobDir
 from skytune.launch.local import LocalLauncher
-from skytune.training.checkpoint.store import Store
 
 SETTINGS: dict[str, Any] = {"rows": 48, "epochs": 2, "log": {"every_steps": 1, "every_seconds": 0.0}}
 STEPS = 12

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from laid import assert_permutations, result
 
-from skytune.training.preemption import SIGNALS, Notice
+from skytune.distributed.preemption import SIGNALS, Notice
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):

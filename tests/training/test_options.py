@@ -90,7 +90,7 @@ class Here:
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         from accelerate.state import AcceleratorState
 
-        from skytune.training.session import run_job
+        from skytune.training.trainer import run_job
 
         AcceleratorState._reset_state(reset_partial_state=True)
         run_job(job, job.job, started=time.time(), asked=1)
@@ -101,7 +101,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch
     from accelerate.state import AcceleratorState
 
-    monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", Here)
+    monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", Here)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skytune.training.order import SampleOrder, micro_batches
+from skytune.data.order import SampleOrder, micro_batches
 from skytune.training.prediction import eval_batches
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=200).map(lambda values: np.array(values))

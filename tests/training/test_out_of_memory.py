@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import load_file
 
 from skytune.config import UserError
-from skytune.training.memory import ran_out
+from skytune.training.oom import ran_out
 from skytune.training.outputs import read_predictions
 
 OWN = '''

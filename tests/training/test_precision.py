@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from skytune.config import ConfigError, Precision, RunConfig, UserError, from_dict
-from skytune.training.devices import World
-from skytune.training.precision import Ability, ability, resolve
-from skytune.training.refusals import refuse_precision
+from skytune.distributed.capabilities import refuse_precision
+from skytune.distributed.context import World
+from skytune.distributed.precision import Ability, ability, resolve
 from skytune.training.strategy import build_strategy
 
 CPU = Ability("cpu", "CPU", bf16=True, fp8_lacks="a CPU has none")
@@ -158,7 +158,7 @@ def test_training_and_validation_compute_in_it(
     run_job: Any, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, dtype: str
 ) -> None:
     (tmp_path / "precision_own.py").write_text(OWN)
-    monkeypatch.setattr("skytune.training.session.check_padding", lambda *_: "")  # which computes on the CPU
+    monkeypatch.setattr("skytune.training.trainer.check_padding", lambda *_: "")  # which computes on the CPU
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("precision_own", None)
     run_job(precision=precision, max_steps=2, model={"_target_": "precision_own.Spy"})

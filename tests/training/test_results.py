@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from skytune.config import BatchConfig, Precision, RunConfig
+from skytune.data.order import SampleOrder
 from skytune.training import results
-from skytune.training.order import SampleOrder
 from skytune.training.results import padding_share
-from skytune.training.strategy.replicated import DataParallel, Threads
+from skytune.training.strategy.ddp import DataParallel, Threads
 
 LENGTHS = np.array([1, 9, 2, 8, 4, 10])
 

@@ -10,7 +10,7 @@ import pytest
 from laid import assert_permutations, history, result, same, weights
 
 from skytune.config import ScheduleConfig
-from skytune.training.order import SampleOrder, micro_batches
+from skytune.data.order import SampleOrder, micro_batches
 from skytune.training.schedule import factor
 
 ROWS, STEPS_PER_EPOCH, STEPS = 90, 12, 36

@@ -81,8 +81,8 @@ def test_loss_and_clipping_are_those_of_transformers_trainer(tmp_path: Path, tin
     from transformers import Trainer, TrainingArguments
 
     from skytune.config import ModelConfig, Precision, RunConfig
+    from skytune.distributed.context import World
     from skytune.models import build_model
-    from skytune.training.devices import World
     from skytune.training.prediction import loss_of
     from skytune.training.strategy import build_strategy
 

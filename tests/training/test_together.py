@@ -10,7 +10,7 @@ import pytest
 CODE = """
 import json, sys, time
 import torch
-import skytune.training.together as together
+import skytune.distributed.collectives as together
 from datetime import timedelta
 from accelerate import Accelerator, InitProcessGroupKwargs
 from types import SimpleNamespace

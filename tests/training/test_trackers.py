@@ -30,10 +30,10 @@ from types import SimpleNamespace
 from accelerate import PartialState
 from skytune.config import Precision, RunConfig, from_dict
 from skytune.job import Job, JobDir
-from skytune.training.callbacks import Callbacks, Run
-from skytune.training.recording import History
+from skytune.training.callbacks.base import Callbacks, Run
+from skytune.training.callbacks.history import History
 from skytune.training import tracking as module
-from skytune.training.tracking import Tracking
+from skytune.training.callbacks.trackers import Tracking
 
 given = json.load(sys.stdin)
 PartialState(cpu=True)

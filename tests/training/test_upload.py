@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from skytune.checkpoint.retry import Retry
 from skytune.config import ConfigError, RunConfig, UserError, from_dict
-from skytune.training.checkpoint.retry import Retry
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Retry(deadline_seconds=1, first_seconds=0.02, longest_seconds=0.1)
-    monkeypatch.setattr("skytune.training.upload.Retry", lambda: fast)
+    monkeypatch.setattr("skytune.training.callbacks.upload.Retry", lambda: fast)
 
 
 @pytest.fixture

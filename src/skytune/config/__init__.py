@@ -1,16 +1,23 @@
 """The room of typed configuration: one dataclass a group, validated when it is made; no Hydra needed here."""
 
-from .benchmark import BenchmarkConfig, Held, PriceSource
-from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
-from .compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
-from .convert import from_dict, to_dict
-from .data import BadRows, DataConfig, DataSource, SpecialTokens
 from .errors import ConfigError, Detached, NotReachable, Preempted, UserError, WorkerError
-from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
-from .model import ModelConfig
-from .run import DebugConfig, Pipeline, RunConfig
-from .strategy import CompileConfig, CompileMode, Offload, Precision, Sharding, StrategyConfig, StrategyName
-from .training import (
+from .schema.callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
+from .schema.compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
+from .schema.data import BadRows, DataConfig, DataSource, SpecialTokens
+from .schema.evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
+from .schema.model import ModelConfig
+from .schema.run import DebugConfig, Pipeline, RunConfig
+from .schema.strategy import (
+    CompileConfig,
+    CompileMode,
+    Offload,
+    Precision,
+    Sharding,
+    StrategyConfig,
+    StrategyName,
+)
+from .schema.study import BenchmarkConfig, Held, PriceSource
+from .schema.training import (
     BatchConfig,
     LoaderConfig,
     OptimizerConfig,
@@ -19,3 +26,4 @@ from .training import (
     ScheduleConfig,
     ScheduleName,
 )
+from .serialize import from_dict, to_dict

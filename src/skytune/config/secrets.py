@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .convert import to_dict
 from .errors import ConfigError
-from .run import RunConfig
+from .schema.run import RunConfig
+from .serialize import to_dict
 
 SHORTEST = 12
 """Shortest value of the environment that is looked for elsewhere: a shorter one may be an ordinary word."""

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from ..config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig, UserError
-from ..training.refusals import refuse_precision, refuse_strategy
-from .nodes import nodes_of
+from ..distributed.capabilities import refuse_precision, refuse_strategy
+from .multinode.topology import nodes_of
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Present where a GPU driver is loaded: NVIDIA, AMD, and either of them under Windows' Linux."""

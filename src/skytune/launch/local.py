@@ -16,15 +16,15 @@ from typing import Protocol
 import skytune
 
 from ..config import ComputeConfig, LaunchConfig, Preempted, WorkerError
+from ..distributed.preemption import FLAG_FILE
 from ..job import JobDir
-from ..training.preemption import FLAG_FILE
-from .blame import failure, hanging
-from .follow import Follower, pump
+from .compatibility import network
+from .failures import failure, hanging
 from .gpus import machine_is_busy, processes_wanted, threads_each
-from .machine import network
-from .nodes import Nodes
+from .log_streaming import Follower, pump
+from .multinode.topology import Nodes
 from .processes import check_loopback, end_group, module_command, torchrun
-from .stopping import Stopping
+from .signals import Stopping
 
 
 class Launcher(Protocol):

@@ -7,7 +7,15 @@ from .build import build_model
 from .hashing import hash_file, hash_values
 from .quiet import quiet
 from .saved import TARGET_FILE, SavedModel, load_saved, save_model, saved_model
-from .source import ModelSource, fetch, lacks_files, load_config, local_folder, model_files, resolve
+from .source import (
+    ModelSource,
+    fetch,
+    lacks_files,
+    load_config,
+    local_folder,
+    model_files,
+    resolve,
+)
 from .standin import AWAITS, NEW, stand_in
 from .tokenizer import (
     agree_on_padding,

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..common.files import sha256
 from ..config import ConfigError, UserError, to_dict
-from ..config.docs import is_text
 from ..config.folders import home
+from ..config.help import is_text
 from ..config.targets import locate
 
 REMEMBER_ABOVE = 32 * 1024 * 1024

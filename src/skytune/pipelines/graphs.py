@@ -7,9 +7,9 @@ from zenml.enums import ExecutionMode
 
 from ..config import RunConfig, to_dict
 from ..steps.evaluate_model import evaluate_model
-from ..steps.experiment import draw_results, run_experiment
 from ..steps.load_data import load_data
 from ..steps.parameters import elsewhere, for_evaluate_model, for_load_data, for_train_model, on
+from ..steps.study import draw_results, run_experiment
 from ..steps.train_model import train_model
 
 

@@ -77,7 +77,7 @@ def _run(client: "Client", config: RunConfig) -> Any:
 
 def tell_results(config: RunConfig, run: Any) -> Finished:
     """Return what is to be said of a finished experiment."""
-    from ..experiment import summary as results_summary
+    from ..study import summary as results_summary
 
     table = run.steps["run_experiment"].outputs["results"][0].load()
     done = bool((table["status"] == "done").any())

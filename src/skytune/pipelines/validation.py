@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from .. import data, models
 from ..config import DataSource, Pipeline, RunConfig, to_dict
+from ..config.schema.tracking import refuse_missing_trackers
 from ..config.targets import locate
-from ..config.tracking import refuse_missing_trackers
 from ..config.trust import approve, flat
 
 

@@ -4,26 +4,27 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from ..aws import skypilot
 from ..config import UserError
-from . import environment, files, skypilot
-from .asked import CLOUD, Asked, described, names_of, settings_of
+from . import environment, files
+from .options import CLOUD, Asked, described, names_of, settings_of
 
 if TYPE_CHECKING:
-    from .aws.names import Names
-    from .registered import Registered
+    from ..aws.names import Names
+    from .registry import Registered
 
 
 def register(asked: Asked) -> int:
     """Make what is missing on AWS, and the stack in ZenML; a second time it changes nothing."""
-    from .aws import account as accounts
-    from .aws import names, stack
+    from ..aws import account as accounts
+    from ..aws import names, stack
 
     names.checked_stack(asked.name)
     file = asked.stack_file()
     settings = settings_of(asked, file)
     client = environment.connect()
-    from . import registered
-    from .aws.reporting import Done
+    from ..aws.reporting import Done
+    from . import registry as registered
 
     before = registered.find(client, asked.name)
     if before is None:
@@ -49,7 +50,7 @@ def register(asked: Asked) -> int:
 def show_all(asked: Asked) -> int:
     """List the stacks that were registered here, and the files of those that could be."""
     client = environment.connect()
-    from . import registered
+    from . import registry as registered
 
     found = registered.stacks(client)
     for each in found:
@@ -66,13 +67,13 @@ def show_all(asked: Asked) -> int:
 
 def destroy(asked: Asked, *, yes: bool, delete_data: bool) -> int:
     """Take a stack away, on AWS and in ZenML; what was not made for it stays."""
-    from .aws import account as accounts
-    from .aws import names, stack
+    from ..aws import account as accounts
+    from ..aws import names, stack
 
     names.checked_stack(asked.name)
     client = environment.connect()
-    from . import registered
-    from .aws.reporting import Done
+    from ..aws.reporting import Done
+    from . import registry as registered
 
     found = registered.find(client, asked.name)
     account = accounts.connect(asked.region or (found.region if found else None))
@@ -94,8 +95,8 @@ def destroy(asked: Asked, *, yes: bool, delete_data: bool) -> int:
 
 def policy(asked: Asked, *, setup: bool) -> int:
     """Print the IAM policy that a person needs, as JSON."""
-    from .aws import account as accounts
-    from .aws import names, policies
+    from ..aws import account as accounts
+    from ..aws import names, policies
 
     names.checked_stack(asked.name)
     file = asked.stack_file() if not asked.region or not asked.bucket else files.StackFile()

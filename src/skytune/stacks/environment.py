@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..aws import skypilot
 from ..config import UserError
 from ..config.installing import add_extra
-from . import skypilot
 
 if TYPE_CHECKING:
     from zenml.client import Client

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PIPE = "SKYTUNE_PARENT_PIPE"
 """Environment variable with the number of the pipe that closes when the parent dies."""
 
-CHILD = "skytune.steps.child"
+CHILD = "skytune.steps.subprocess_entrypoint"
 """By name: that module knows the materializers, which this room does not."""
 
 CANCEL_SECONDS = 900.0

@@ -20,13 +20,13 @@ from typing import Any
 import skytune
 
 from ..config import METRICS, RunConfig, to_dict
-from ..launch.runs import deciding_metrics
+from ..launch.run_dir import deciding_metrics
 from ..models.hashing import parse
 from ..training.metrics import module_script
 
 ROOTS = {
     "load_data": ("skytune.data.prepare", "skytune.data.tables"),
-    "train_model": ("skytune.training.session",),
+    "train_model": ("skytune.training.trainer",),
     "evaluate_model": ("skytune.report", "skytune.training.metrics", "skytune.training.outputs"),
 }
 """Modules that do the work of each step."""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from ..config import RunConfig, UserError
-from .callbacks import Callbacks, Run
-from .order import SampleOrder
+from ..data.order import SampleOrder
+from .callbacks.base import Callbacks, Run
 from .schedule import factor
-from .steps import Steps
 from .strategy import Strategy
+from .train_step import Steps
 
 
 def train(

@@ -13,9 +13,9 @@ import torch
 
 from ..config import UserError
 from ..data.batches import TokenTable
-from .devices import World
-from .memory import AtOnce, half, ran_out, release
-from .together import gather_bytes
+from ..distributed.collectives import gather_bytes
+from ..distributed.context import World
+from .oom import AtOnce, half, ran_out, release
 
 Autocast = Callable[[], AbstractContextManager[None]]
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from ..config import UserError
-from .callbacks import Callbacks, Run
-from .checkpointing import Checkpoints
+from ..data.order import SampleOrder
+from .callbacks.base import Callbacks, Run
+from .callbacks.checkpoint import Checkpoints
+from .callbacks.history import BestWeights
 from .compiling import WIDTH
 from .flops import peak, utilization
-from .order import SampleOrder
-from .recording import BestWeights
-from .steps import Steps
 from .strategy import size
+from .train_step import Steps
 
 LOOKS = 1000
 

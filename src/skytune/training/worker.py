@@ -66,7 +66,7 @@ def _work(jobdir: JobDir, started: float) -> None:
         import torch
 
         torch.set_num_threads(int(threads))
-    from .session import run_job
+    from .trainer import run_job
 
     asked = os.environ.get("SKYTUNE_WORLD_SIZE")
     run_job(jobdir, job, started=started, asked=int(asked) if asked else None)

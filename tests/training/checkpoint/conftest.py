@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from s3_door import S3
 
-from skytune.training.checkpoint.backends import S3Backend
-from skytune.training.checkpoint.retry import Retry
-from skytune.training.checkpoint.store import Store
+from skytune.checkpoint.backends.base import S3Backend
+from skytune.checkpoint.retry import Retry
+from skytune.checkpoint.store import Store
 
 FAST = Retry(deadline_seconds=10, first_seconds=0.02, longest_seconds=0.1)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from skytune.checkpoint.broadcast import fetch
+from skytune.checkpoint.manifest import step_name
+from skytune.checkpoint.shards import load_document
+from skytune.checkpoint.store import Found, Store
 from skytune.config import UserError
-from skytune.training.checkpoint.manifest import step_name
-from skytune.training.checkpoint.shards import load_document
-from skytune.training.checkpoint.spreading import fetch
-from skytune.training.checkpoint.store import Found, Store
 
 FILES = {"model.safetensors": bytes(range(256)) * 4000, "optimizer.json": b'{"lr": 0.5}'}
 MANY = 6

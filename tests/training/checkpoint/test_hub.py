@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from skytune.checkpoint.backends import hub as hub_module
+from skytune.checkpoint.backends.hub import HubBackend
+from skytune.checkpoint.lease import LeaseHeld, acquire
+from skytune.checkpoint.resume import runs
+from skytune.checkpoint.retry import Retry
+from skytune.checkpoint.store import Store, rotate
 from skytune.config import NotReachable, UserError
-from skytune.training.checkpoint import hub as hub_module
-from skytune.training.checkpoint.hub import HubBackend
-from skytune.training.checkpoint.lease import LeaseHeld, acquire
-from skytune.training.checkpoint.resume import runs
-from skytune.training.checkpoint.retry import Retry
-from skytune.training.checkpoint.store import Store, rotate
 
 FAST = Retry(deadline_seconds=1, first_seconds=0.02, longest_seconds=0.1)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from skytune.training.checkpoint.store import Store, rotate
+from skytune.checkpoint.store import Store, rotate
 
 # Imports once, then forks a process for every line it reads: a life costs a few milliseconds.
 SCRIPT = """
 import os, sys
-from skytune.training.checkpoint.store import rotate
-from skytune.training.checkpoint.store import Store
+from skytune.checkpoint.store import rotate
+from skytune.checkpoint.store import Store
 if sys.argv[1].startswith("s3:"):
     import s3fs
 for line in sys.stdin:

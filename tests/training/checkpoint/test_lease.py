@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from skytune.checkpoint.lease import LeaseHeld, Owner, acquire
 from skytune.common.processes import machine, started
 from skytune.config import UserError
-from skytune.training.checkpoint.lease import LeaseHeld, Owner, acquire
 
 everywhere = pytest.mark.parametrize("url", ["file", "memory", "s3"], indirect=True)
 
@@ -120,7 +120,7 @@ def test_a_living_owner_is_not_taken_over_whatever_this_clock_says(store_file, a
 
     clock = [0.0]
     fake = SimpleNamespace(monotonic=lambda: clock[0], time=time.time, sleep=sleep)
-    monkeypatch.setattr("skytune.training.checkpoint.lease.time", fake)
+    monkeypatch.setattr("skytune.checkpoint.lease.time", fake)
     acquire(store_file, "launch-2", wait_seconds=float("inf")).release()
     assert len(looked) == 101
 
@@ -157,8 +157,8 @@ def test_a_heartbeat_keeps_it(store_file):
 
 def test_a_process_of_this_machine_that_died_is_taken_over_at_once(store_file, tmp_path):
     code = (
-        "import sys\nfrom skytune.training.checkpoint.lease import acquire\n"
-        "from skytune.training.checkpoint.store import Store\n"
+        "import sys\nfrom skytune.checkpoint.lease import acquire\n"
+        "from skytune.checkpoint.store import Store\n"
         "acquire(Store.open(sys.argv[1], 'run-1'), 'launch-1')\nprint('held', flush=True)\nsys.stdin.read()\n"
     )
     child = subprocess.Popen(
@@ -230,6 +230,6 @@ def test_leaving_while_the_store_is_away_is_quiet(store_file, monkeypatch):
 
 @pytest.fixture
 def store_file(tmp_path):
-    from skytune.training.checkpoint.store import Store
+    from skytune.checkpoint.store import Store
 
     return Store.open(str(tmp_path), "run-1")

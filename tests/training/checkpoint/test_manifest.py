@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skytune.checkpoint import manifest as m
+from skytune.checkpoint.resume import differences, refuse_foreign
 from skytune.config import UserError
-from skytune.training.checkpoint import manifest as m
-from skytune.training.checkpoint.resume import differences, refuse_foreign
 
 names = st.text("abcdefgh.-_0123456789", min_size=1, max_size=12).filter(lambda n: n[0] != "." and n != m.NAME)
 folders = st.dictionaries(names, st.binary(max_size=40), min_size=1, max_size=5)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from skytune.checkpoint.optimizer_state import flatten_optimizer, restore_optimizer
 from skytune.config import UserError
-from skytune.training.checkpoint.optimizer import flatten_optimizer, restore_optimizer
 
 
 class Averages(torch.optim.Optimizer):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from skytune.checkpoint.resume import Place, locate, runs
+from skytune.checkpoint.run_card import Recipe, fetch_start, read_recipe, write_recipe
+from skytune.checkpoint.store import Store
 from skytune.config import UserError
-from skytune.training.checkpoint.recipe import Recipe, fetch_start, read_recipe, write_recipe
-from skytune.training.checkpoint.resume import Place, locate, runs
-from skytune.training.checkpoint.store import Store
 
 RECIPE = Recipe(config={"seed": 3}, fingerprints={"data": "d", "weights": "w"}, new_parameters=["head"], written_by="1")
 START = {"config.json": b"{}", "vocab.txt": "\u00fcber\n".encode()}

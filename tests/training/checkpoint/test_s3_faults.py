@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from skytune.checkpoint.lease import acquire
+from skytune.checkpoint.retry import Retry
+from skytune.checkpoint.store import Store, rotate
 from skytune.config import NotReachable, UserError
-from skytune.training.checkpoint.lease import acquire
-from skytune.training.checkpoint.retry import Retry
-from skytune.training.checkpoint.store import Store, rotate
 
 FILES = {"model.safetensors": b"m" * 5000, "optimizer.safetensors": b"o" * 9000}
 FAST = Retry(deadline_seconds=10, first_seconds=0.02, longest_seconds=0.1)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from skytune.config import UserError
-from skytune.training.checkpoint.optimizer import flatten_optimizer, join_states, restore_optimizer, state_names
-from skytune.training.checkpoint.shard_writer import Board, ShardWriter
-from skytune.training.checkpoint.shards import (
+from skytune.checkpoint.async_writer import Failed, Saved
+from skytune.checkpoint.optimizer_state import flatten_optimizer, join_states, restore_optimizer, state_names
+from skytune.checkpoint.sharded_writer import Board, ShardWriter
+from skytune.checkpoint.shards import (
     Stored,
     index_of,
     join_indexes,
@@ -24,8 +24,8 @@ from skytune.training.checkpoint.shards import (
     open_tensors,
     pieces,
 )
-from skytune.training.checkpoint.store import Store
-from skytune.training.checkpoint.writer import Failed, Saved
+from skytune.checkpoint.store import Store
+from skytune.config import UserError
 
 
 def cut(tensor: torch.Tensor, parts: int) -> list[tuple[int, torch.Tensor]]:

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from skytune.config import Precision, UserError
-from skytune.training.checkpoint import spreading
-from skytune.training.checkpoint.store import Store
-from skytune.training.devices import World
+from skytune.checkpoint import spreading
+from skytune.checkpoint.store import Store
+from skytune.distributed.context import World
 
 root, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 accelerator = Accelerator(cpu=True)
@@ -51,7 +51,7 @@ accelerator.end_training()
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    from skytune.training.checkpoint.store import Store
+    from skytune.checkpoint.store import Store
 
     root = tmp_path_factory.mktemp("spreading")
     Store.open(str(root / "machine-0"), "run").write(3, FILES)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from skytune.checkpoint.manifest import step_name
+from skytune.checkpoint.resume import runs
+from skytune.checkpoint.store import Store, rotate
 from skytune.config import UserError
-from skytune.training.checkpoint.manifest import step_name
-from skytune.training.checkpoint.resume import runs
-from skytune.training.checkpoint.store import Store, rotate
 
 everywhere = pytest.mark.parametrize("url", ["file", "memory", "s3"], indirect=True)
 objects = pytest.mark.parametrize("url", ["memory", "s3"], indirect=True)
@@ -283,7 +283,7 @@ def test_no_permission_to_a_folder(tmp_path):
             parent.chmod(0o755)
     code = (
         "import os, sys\n"
-        "from skytune.training.checkpoint.store import Store\n"
+        "from skytune.checkpoint.store import Store\n"
         "store = Store.open(sys.argv[1], 'run-1')\n"
         "os.geteuid() or os.setuid(65534)\n"
         "try: store.check_writable()\n"

@@ -6,11 +6,11 @@ import time
 import pytest
 import torch
 
+from skytune.checkpoint.async_writer import Failed, Saved, Writer
+from skytune.checkpoint.retry import Retry
+from skytune.checkpoint.shards import load_document, load_tensors
+from skytune.checkpoint.store import Store
 from skytune.config import UserError
-from skytune.training.checkpoint.retry import Retry
-from skytune.training.checkpoint.shards import load_document, load_tensors
-from skytune.training.checkpoint.store import Store
-from skytune.training.checkpoint.writer import Failed, Saved, Writer
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_closing_does_not_wait_forever(store, gate):
 
 
 def test_who_lost_the_lease_does_not_write(store):
-    from skytune.training.checkpoint.lease import acquire
+    from skytune.checkpoint.lease import acquire
 
     mine = acquire(store, "launch-1")
     other = acquire(store, "launch-1")

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from skytune.config import OptimizerConfig
-from skytune.training.fast.models import PackedModel
-from skytune.training.fast.opening import disagreement
-from skytune.training.fast.packing import DeviceTable
-from skytune.training.fast.step import PackedStep
+from skytune.packed.architectures import PackedModel
+from skytune.packed.graph_step import PackedStep
+from skytune.packed.packing import DeviceTable
 from skytune.training.schedule import build_optimizer
+from skytune.training.select_step import disagreement
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -34,7 +34,7 @@ def test_a_right_form_agrees_and_nothing_is_touched(tried):
 def test_a_wrong_form_is_named(tried, fault, monkeypatch):
     model, step, data = tried
     if fault == "a wrong gradient":
-        from skytune.training.fast import ops
+        from skytune.packed import ops
 
         right = ops.gelu_backward
         monkeypatch.setattr(ops, "gelu_backward", lambda df, h, partial: right(df, h, partial) * 0)

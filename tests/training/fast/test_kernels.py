@@ -15,9 +15,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-from skytune.training.fast import attention, ops
-from skytune.training.fast.arena import Rows
-from skytune.training.fast.ops import Drop, Packed, Partials, add_rows
+from skytune.packed import attention, ops
+from skytune.packed.flat_params import Rows
+from skytune.packed.ops import Drop, Packed, Partials, add_rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOKENS, WIDTH, INNER, HEADS = 150, 64, 96, 2
@@ -126,7 +126,7 @@ def test_joining_adds_up_too(monkeypatch):
 @pytest.mark.parametrize("low", [False, True])
 def test_adamw(low):
     """One step as torch's own AdamW takes it, and the rounded copy."""
-    from skytune.training.fast.arena import Arena
+    from skytune.packed.flat_params import Arena
 
     torch.manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(5000, device=DEVICE))
@@ -151,7 +151,7 @@ def test_adamw(low):
 
 def _step(arena: Any) -> None:
     """Take one step with the kernel, on whatever device."""
-    from skytune.training.fast import kernels
+    from skytune.packed import kernels
 
     torch.linalg.vector_norm(arena.grads, dtype=torch.float32, out=arena.norm)
     torch.clamp(1.0 / (arena.norm + 1e-6), max=1.0, out=arena.scalars[3])

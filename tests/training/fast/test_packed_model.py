@@ -8,9 +8,9 @@ import torch
 
 from skytune.config import OptimizerConfig
 from skytune.data.batches import TokenTable
-from skytune.training.fast.models import PackedModel, why_not
-from skytune.training.fast.packing import DeviceTable
-from skytune.training.fast.step import PackedStep
+from skytune.packed.architectures import PackedModel, why_not
+from skytune.packed.graph_step import PackedStep
+from skytune.packed.packing import DeviceTable
 from skytune.training.schedule import build_optimizer
 
 NONE = np.zeros(0, dtype=np.int32)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skytune.training.fast.packing import DeviceTable, choose_budgets
+from skytune.packed.packing import DeviceTable, choose_budgets
 
 
 def waste(totals: np.ndarray, budgets: list[int]) -> int:
@@ -89,7 +89,7 @@ def _rows():
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_draws_a_fair_and_independent_mask(rate):
     """The share that is dropped, and its correlation with neighbours, other seeds and other salts, are as of chance."""
-    from skytune.training.fast.ops import Drop, kept
+    from skytune.packed.ops import Drop, kept
 
     element = torch.arange(200_000)
     masks = [

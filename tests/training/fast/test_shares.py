@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skytune.training.fast.arena import Arena, Rows, runs
-from skytune.training.fast.ops import add_rows
-from skytune.training.fast.together import WORDS, Together
+from skytune.packed.flat_params import Arena, Rows, runs
+from skytune.packed.ops import add_rows
+from skytune.packed.sharded_update import WORDS, Together
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from skytune.training.callbacks.base.base import Run
 
 from skytune.config import OptimizerConfig, Precision, RunConfig
+from skytune.data.order import SampleOrder
+from skytune.distributed.context import World
 from skytune.job import JobDir
-from skytune.training.callbacks import Run
-from skytune.training.devices import World
-from skytune.training.fast.taking import COARSE, PackedSteps
-from skytune.training.order import SampleOrder
+from skytune.training.packed_step import COARSE, PackedSteps
 from skytune.training.schedule import build_optimizer
 from skytune.training.strategy import Strategy
 

@@ -91,7 +91,7 @@ from accelerate.state import AcceleratorState
 
 from skytune.job import JobDir
 from skytune.training import worker
-from skytune.training.session import run_job
+from skytune.training.trainer import run_job
 
 size = int(os.environ["SKYTUNE_WORLD_SIZE"])
 if size > 1:  # the next job uses the group again: its peers could not meet at the same address a second time
@@ -162,7 +162,7 @@ def trained(
 
     def train(processes: int, configurations: dict[str, dict[str, Any]]) -> dict[str, Any]:
         launcher = Together(tmp_path / "many.py", processes, len(configurations))
-        monkeypatch.setattr("skytune.launch.jobs.LocalLauncher", lambda: launcher)
+        monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", lambda: launcher)
         found: dict[str, Any] = {}
 
         def one(run: str, groups: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from skytune.training.strategy.replicated import _lay_out
+from skytune.training.strategy.ddp import _lay_out
 
 
 class Wrapped(torch.nn.Module):

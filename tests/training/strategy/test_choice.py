@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, GPT2Config
 
 from skytune.config import ConfigError, Precision, RunConfig, StrategyName, UserError, from_dict
+from skytune.distributed.capabilities import chosen, refuse_strategy
+from skytune.distributed.context import World
 from skytune.launch.gpus import refuse_missing
-from skytune.training.devices import World
-from skytune.training.refusals import chosen, refuse_strategy
 from skytune.training.strategy import Strategy, build_strategy
 from skytune.training.strategy.blocks import checkpoint_activations, find_blocks
-from skytune.training.strategy.replicated import Counted, joined
-from skytune.training.strategy.sharded import filled, hollow
+from skytune.training.strategy.ddp import Counted, joined
+from skytune.training.strategy.fsdp import filled, hollow
 
 
 def config(processes: int | str = "auto", device: str = "cpu", **strategy: Any) -> RunConfig:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skytune.config import Precision, RunConfig, UserError, from_dict
-from skytune.training.devices import World
+from skytune.distributed.context import World
 from skytune.training.strategy import Strategy
 from skytune.training.strategy.deepspeed import DeepSpeed
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...common.background import Pending
-from .choosing import Plan
-from .lines import Lines
+from .message_text import Lines
+from .messages import telling
+from .offer import Plan
 from .scripts import JOB
-from .words import telling
 
 log = logging.getLogger(__name__)
 

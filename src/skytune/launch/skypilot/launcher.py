@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 from ...config import ComputeConfig, RunConfig, UserError
+from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
 from ...pricing.cost import Attempt, Cost
-from ...training.preemption import FLAG_FILE
-from ..stopping import Stopping
+from ..signals import Stopping
 from . import scripts
-from .expected import remember
+from .cost_estimate import remember
 from .machine import STORE, VARIABLE, merged
+from .messages import require
 from .monitor import Exchange
-from .passing import Passing
 from .recovery import RecoveryLoop
-from .traces import forget, values_of
-from .words import require
+from .s3_transfer import Passing
+from .secret_cleanup import forget, values_of
 
 log = logging.getLogger(__name__)
 

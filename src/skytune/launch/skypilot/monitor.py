@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 from ...common.background import Pending
 from ...config import Preempted
+from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
 from ...pricing.cost import Clock
-from ...training.preemption import FLAG_FILE
-from ..follow import STAMP, records
-from ..stopping import Stopping
+from ..log_streaming import STAMP, records
+from ..signals import Stopping
 from .cluster import Cluster, Tick
-from .passing import INPUTS, Passing
+from .outcome import ENDED, End
+from .s3_transfer import INPUTS, Passing
 from .upload import stage_inputs
-from .verdict import ENDED, End
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from ...config import UserError
 from ...job import JobDir, RankError
 from ..gpus import threads_each
 from ..local import agent, environment
-from ..nodes import Nodes, node_addresses
+from ..multinode.topology import Nodes, node_addresses
 from ..processes import end_group
-from .passing import INPUTS, Passing
+from .s3_transfer import INPUTS, Passing
 
 PORT = 29517
 """Where rank 0 waits for the others; nothing else runs on the machine."""

@@ -12,17 +12,17 @@ from typing import Any
 from ...config import ComputeConfig, Detached, Preempted, RunConfig, UserError, WorkerError
 from ...job import JobDir
 from ...pricing.cost import NO_MACHINE, Attempt, Clock, dollars
-from ..blame import failure
-from ..stopping import Stopping
+from ..failures import failure
+from ..signals import Stopping
 from . import scripts
-from .choosing import Plan, announce, enter, refuse_dear
 from .cluster import Cluster
 from .machine import processes
+from .messages import explained, no_machine, say_progress, stopped
 from .monitor import Exchange, JobMonitor, forget_last_attempt, unless_it_fails
-from .traces import forget, values_of
+from .offer import Plan, announce, enter, refuse_dear
+from .outcome import Verdict, verdict
+from .secret_cleanup import forget, values_of
 from .upload import refuse_small_disk, stage
-from .verdict import Verdict, verdict
-from .words import explained, no_machine, say_progress, stopped
 
 log = logging.getLogger(__name__)
 

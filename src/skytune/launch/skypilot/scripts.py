@@ -73,7 +73,7 @@ RUN = """\
 set -e
 cd {workdir}
 exec timeout --signal=TERM --kill-after={grace} {seconds} \\
-    {python} code/skytune/launch/start.py skytune.launch.skypilot.node "$PWD/job"
+    {python} code/skytune/launch/bootstrap.py skytune.launch.skypilot.node "$PWD/job"
 """
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import skytune
 
 from ...config import METRICS, RunConfig, UserError
+from ...config.schema.tracking import AUTO
 from ...config.targets import split_spec
-from ...config.tracking import AUTO
 from ...data.linking import link_or_copy
 from ...job import JobDir
 from ...training.metrics import module_script

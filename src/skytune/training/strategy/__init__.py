@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from ...config import RunConfig, StrategyName
-from ..refusals import chosen, refuse_strategy
+from ...distributed.capabilities import chosen, refuse_strategy
 from .base import Strategy, size
 
 if TYPE_CHECKING:
-    from ..devices import World
+    from ...distributed.context import World
 
 
 def build_strategy(config: RunConfig, world: "World") -> Strategy:
@@ -16,8 +16,8 @@ def build_strategy(config: RunConfig, world: "World") -> Strategy:
     Raises:
         UserError: it cannot be run here.
     """
-    from .replicated import DataParallel, OptimizerSharding, Replicated
-    from .sharded import FullyShard
+    from .ddp import DataParallel, OptimizerSharding, Replicated
+    from .fsdp import FullyShard
 
     refuse_strategy(config, world.size, world.device.type)
     kinds = {

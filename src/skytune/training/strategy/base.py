@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...checkpoint.optimizer_state import flatten_optimizer, restore_optimizer
+from ...checkpoint.shards import Stored
 from ...config import CompileMode, OptimizerConfig, Precision, RunConfig
-from .. import precision
-from ..checkpoint.optimizer import flatten_optimizer, restore_optimizer
-from ..checkpoint.shards import Stored
+from ...distributed import precision
 from ..compiling import compile_in_place
 from ..schedule import build_optimizer
 from .blocks import checkpoint_activations, find_blocks
-from .scaling import into_torch, of_torch
+from .grad_scaler import into_torch, of_torch
 
 if TYPE_CHECKING:
-    from ..devices import World
+    from ...distributed.context import World
 
 log = logging.getLogger(__name__)
 

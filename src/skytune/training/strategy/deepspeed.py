@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...checkpoint.optimizer_state import flatten_state, restored_state
+from ...checkpoint.shards import Stored
 from ...config import Offload, OptimizerConfig, Precision, RunConfig, UserError
-from ..checkpoint.optimizer import flatten_state, restored_state
-from ..checkpoint.shards import Stored
 from ..schedule import build_optimizer
 from .base import Strategy
-from .scaling import into_deepspeed, of_deepspeed
-from .sharded import filled, hollow
+from .fsdp import filled, hollow
+from .grad_scaler import into_deepspeed, of_deepspeed
 
 if TYPE_CHECKING:
-    from ..devices import World
+    from ...distributed.context import World
 
 
 class DeepSpeed(Strategy):

@@ -1,0 +1,221 @@
+"""The preflight: would a run on this stack get its machine now, and at what price? Nothing is started or changed."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..common.background import Late, Pending
+from ..common.findings import Finding, Level
+from ..config import UserError
+from ..pricing.cost import dollars
+from ..pricing.prices import aws_price, spot_prices
+from . import bucket, catalog, images, role, skypilot
+from .account import Account, code, spoken
+from .names import Names
+from .policies import machine as machine_policy
+from .quotas import Quota, in_use, quota_of, quotas, used
+
+LEAST_SECONDS = 5.0
+"""How long AWS is given, however long this machine took to begin."""
+
+PRICE_SECONDS = 4.0
+"""How long AWS's price list may take, before SkyPilot's is read instead."""
+
+NONE_ASKED = ("m6i.2xlarge", "g5.xlarge", "p4d.24xlarge")
+"""Whose quotas are shown when no machine is asked for: one of each large family."""
+
+
+class Skipped(Exception):
+    """There is no machine to look at; another line says why."""
+
+
+class Asked:
+    """The machine that is asked for, found out once: several checks need it."""
+
+    def __init__(self, account: Account, machine: Mapping[str, Any]) -> None:
+        self.account, self.machine = account, machine
+        self.nodes = int(machine.get("num_nodes") or 1)
+        self.spot = bool(machine.get("use_spot"))
+        self.cpus_of: dict[str, int] = {}
+        self.instance_type = str(machine.get("instance_type") or self._choose())
+        self._look()
+
+    def _choose(self) -> str:
+        return catalog.choose(self.machine, self.account.region, catalog.fetch()).instance_type
+
+    def _look(self) -> None:
+        """Ask EC2 for the instance type's size."""
+        from botocore.exceptions import ClientError
+
+        try:
+            found = self.account.client("ec2").describe_instance_types(InstanceTypes=[self.instance_type])
+        except ClientError as error:
+            if code(error) in ("InvalidInstanceType", "InvalidParameterValue"):
+                region = self.account.region
+                raise UserError(f"{self.instance_type}: EC2 has no such instance type in {region}") from error
+            raise
+        about = found["InstanceTypes"][0]
+        self.vcpus = int(about["VCpuInfo"]["DefaultVCpus"])
+        gpus = about.get("GpuInfo", {}).get("Gpus", [])
+        self.gpus = ", ".join(f"{gpu['Count']} x {gpu['Name']}" for gpu in gpus)
+
+    def __str__(self) -> str:
+        return f"{self.nodes} x {self.instance_type}" if self.nodes > 1 else self.instance_type
+
+
+def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: bool, until: float) -> Iterator[Finding]:
+    """Yield every finding, in the order in which a person should read them; AWS is asked for all of it at once.
+
+    Args:
+        machine: keys of `compute`, as the stack has them or the command asks for.
+        asked: whether a machine is asked for at all.
+        until: moment of `time.monotonic()` after which nothing is waited for.
+    """
+    for service in ("ec2", "s3", "iam", "ecr", "service-quotas"):
+        account.client(service)  # here: made in threads they would wait for each other
+    yield Finding(Level.ok, "identity", f"account {account.id}, {account.arn.split(':', 5)[5]}")
+    wanted: Pending[Asked | None] = Pending(lambda: Asked(account, machine) if asked else None)
+    known = Pending(lambda: (quotas(account), in_use(account)))
+
+    def given() -> Asked | None:
+        try:
+            return wanted.wait(seconds=until - time.monotonic())
+        except Exception as error:
+            raise Skipped from error
+
+    def image(asked: Asked | None) -> Finding:
+        return images.check(account, str(machine.get("image_id") or ""), bool(asked and asked.gpus))
+
+    checks: list[tuple[str, Callable[[], list[Finding]]]] = [
+        ("region", lambda: [region(account)]),
+        ("machine", lambda: [size(wanted.wait(seconds=until - time.monotonic()))]),
+        ("quota", lambda: quota(account, given(), *known.wait(seconds=until - time.monotonic()))),
+        ("price", lambda: price(account, given(), machine.get("max_hourly_usd"))),
+        ("image", lambda: [image(given())]),
+        ("bucket", lambda: [store(account, names)]),
+        ("role", lambda: [identity_of_machines(account, names)]),
+        ("skypilot", lambda: [skypilot.versions()]),
+    ]
+    for name, answer in [(name, Pending(check)) for name, check in checks]:
+        try:
+            with spoken(names.stack):
+                yield from answer.wait(seconds=until - time.monotonic())
+        except Skipped:
+            continue
+        except Late:
+            yield Finding(Level.fail, name, "no answer in time", "is AWS in reach? the same command again")
+        except UserError as error:
+            yield Finding(Level.fail, name, str(error))
+
+
+def region(account: Account) -> Finding:
+    """Is the region enabled in this account?"""
+    found = account.client("ec2").describe_regions(RegionNames=[account.region], AllRegions=True)["Regions"][0]
+    if found.get("OptInStatus") == "not-opted-in":
+        way = "enable it in the console under Account, AWS Regions, or take another with --region"
+        return Finding(Level.fail, "region", f"{account.region} is not enabled in this account", way)
+    return Finding(Level.ok, "region", account.region)
+
+
+def size(asked: Asked | None) -> Finding:
+    """Which machine would it be?"""
+    if asked is None:
+        return Finding(Level.ok, "machine", "none asked for: --compute 4xa10g or an instance type")
+    text = f"{asked}: {asked.vcpus} vCPUs" + (f", {asked.gpus}" if asked.gpus else ", no GPU")
+    return Finding(Level.ok, "machine", text + (" each" if asked.nodes > 1 else ""))
+
+
+def quota(
+    account: Account, asked: Asked | None, known: list[Quota], running: list[tuple[str, bool, int]]
+) -> list[Finding]:
+    """May the account run as many vCPUs?"""
+    found = []
+    for spot in (False, True):
+        market = "spot" if spot else "on demand"
+        for name in [asked.instance_type] if asked else NONE_ASKED:
+            of = quota_of(name, spot, known)
+            if of is None:
+                way = f"the console shows all: Service Quotas, Amazon EC2, {account.region}"
+                found.append(Finding(Level.warn, "quota", f"{market}: none found that {name} counts against", way))
+                continue
+            taken = used(of, known, running)
+            text = f"{market}: {of.vcpus} vCPUs of {of.name}, {taken} in use"
+            if asked is None:
+                found.append(Finding(Level.ok, "quota", text))
+                continue
+            need = asked.vcpus * asked.nodes
+            text += f"; {asked} needs {need}"
+            way = (
+                f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {of.code} "
+                f"--desired-value {taken + need} --region {account.region}"
+            )
+            if taken + need <= of.vcpus:
+                found.append(Finding(Level.ok, "quota", text))
+            elif spot == asked.spot:
+                found.append(Finding(Level.fail, "quota", text, f"`{way}`, a smaller machine, or another region"))
+            else:
+                found.append(Finding(Level.ok, "quota", f"{text}: not enough, but not asked for"))
+    return found
+
+
+def price(account: Account, asked: Asked | None, limit: float | None) -> list[Finding]:
+    """What does the machine cost now, and where is it cheapest?"""
+    if asked is None:
+        return []
+    found = []
+    full, source = _full_price(account, asked.instance_type)
+    market = spot_prices(account.client("ec2"), asked.instance_type)
+    if full is None:
+        found.append(Finding(Level.warn, "price", f"{asked}: no price on demand found in {account.region}"))
+    else:
+        text = f"{asked}, on demand: {dollars(full * asked.nodes)} an hour in every zone of {account.region}{source}"
+        found.append(Finding(Level.ok, "price", text))
+    if market:
+        others = ", ".join(f"{dollars(usd * asked.nodes)} {zone}" for usd, zone in market[1:4])
+        text = f"{asked}, spot: {dollars(market[0][0] * asked.nodes)} an hour in {market[0][1]}, the cheapest zone"
+        found.append(Finding(Level.ok, "price", text + (f" ({others})" if others else "")))
+    elif asked.spot:
+        text = f"{asked}: there is no spot market in {account.region}"
+        found.append(Finding(Level.fail, "price", text, "another region, another machine, or use_spot=false"))
+    now = market[0][0] if asked.spot and market else full
+    if limit is not None and now is not None and now * asked.nodes > limit:
+        text = f"{dollars(now * asked.nodes)} an hour is more than max_hourly_usd={limit:g}"
+        found.append(Finding(Level.fail, "price", text, "a smaller machine, --spot, or a higher limit"))
+    return found
+
+
+def store(account: Account, names: Names) -> Finding:
+    """Can the bucket be reached, and does it lie where the machines are?"""
+    place, way = bucket.region_of(account, names.bucket), f"`python src/stack.py register {names.stack}` makes it"
+    if place is None:
+        return Finding(Level.fail, "bucket", f"there is no s3://{names.bucket}", way)
+    if place != account.region:
+        text = f"s3://{names.bucket} lies in {place}, the machines in {account.region}"
+        return Finding(Level.fail, "bucket", text, f"--region {place}, or register the stack with another bucket")
+    account.client("s3").list_objects_v2(Bucket=names.bucket, MaxKeys=1)
+    return Finding(Level.ok, "bucket", f"s3://{names.bucket} answers ({place})")
+
+
+def identity_of_machines(account: Account, names: Names) -> Finding:
+    """Is there the role that machines get instead of the user's keys, and may it do what it should?"""
+    way = f"`python src/stack.py register {names.stack}` puts it right"
+    policy = role.policy_of(account, names.role)
+    if policy is None or not role.profile_holds(account, names.role):
+        return Finding(Level.fail, "role", f"no instance profile {names.role}", way)
+    if policy != machine_policy(names):
+        return Finding(Level.warn, "role", f"{names.role} may do other things than this version wants", way)
+    return Finding(Level.ok, "role", f"{names.role}: {role.ABOUT}")
+
+
+def _full_price(account: Account, instance_type: str) -> tuple[float | None, str]:
+    """Return the price on demand and, where it is not AWS's own, the source."""
+    asked = Pending(lambda: aws_price(instance_type, False, account.region, account.client))
+    try:
+        found = asked.wait(seconds=PRICE_SECONDS)
+    except (Late, UserError):
+        found = None
+    if found is not None:
+        return found, ""
+    # Not everybody may ask AWS for it; SkyPilot's list is a few hours old at most.
+    row = catalog.find(instance_type, account.region, catalog.fetch())
+    return (None, "") if row is None or row.price == float("inf") else (row.price, " (SkyPilot's list)")

@@ -1,0 +1,132 @@
+"""What the machines of a stack are on AWS: a role with one inline policy, and the instance profile that carries it.
+
+SkyPilot would make a role with full rights to EC2 and S3, and copy the user's own keys to every machine, unless it is
+told of a profile (`skytune.aws.skypilot`).
+"""
+
+from typing import Any
+
+from ..config import UserError
+from .account import Account, code, owner, tags
+from .names import Names
+from .policies import INLINE, Policy, machine, trust
+from .reporting import Done
+
+ABOUT = "the bucket, images, ending themselves; nothing else"
+
+
+def ensure(account: Account, names: Names) -> list[Done]:
+    """Make role and instance profile, or bring them to what they should be.
+
+    Raises:
+        UserError: there is a role of that name that was not made for this stack.
+    """
+    return [_role(account, names), _profile(account, names)]
+
+
+def policy_of(account: Account, role: str) -> Policy | None:
+    """Return the machines' policy as AWS has it; None if the role or its policy is missing."""
+    found = _ask(account.client("iam").get_role_policy, RoleName=role, PolicyName=INLINE)
+    return None if found is None else dict(found["PolicyDocument"])
+
+
+def profile_holds(account: Account, role: str) -> bool:
+    """Whether the instance profile is there and carries the role."""
+    found = _ask(account.client("iam").get_instance_profile, InstanceProfileName=role)
+    return found is not None and [each["RoleName"] for each in found["InstanceProfile"]["Roles"]] == [role]
+
+
+def machines(account: Account, names: Names) -> list[str]:
+    """Return the ids of machines with the stack's profile that are there, stopped ones included."""
+    states = ["pending", "running", "stopping", "stopped"]
+    filters = [{"Name": "instance-state-name", "Values": states}]
+    pages = account.client("ec2").get_paginator("describe_instances").paginate(Filters=filters)
+    there = [each for page in pages for group in page["Reservations"] for each in group["Instances"]]
+    return [each["InstanceId"] for each in there if each.get("IamInstanceProfile", {}).get("Arn") == names.profile_arn]
+
+
+def remove(account: Account, names: Names) -> list[Done]:
+    """Delete profile and role; what was not made for this stack stays."""
+    iam, done = account.client("iam"), []
+    profile = _ask(iam.get_instance_profile, InstanceProfileName=names.role)
+    if profile is None:
+        done.append(Done("absent", "profile", names.role))
+    elif owner(profile["InstanceProfile"].get("Tags", [])) != names.stack:
+        done.append(Done("kept", "profile", names.role, "it was not made for this stack"))
+    else:
+        for role in profile["InstanceProfile"]["Roles"]:
+            iam.remove_role_from_instance_profile(InstanceProfileName=names.role, RoleName=role["RoleName"])
+        iam.delete_instance_profile(InstanceProfileName=names.role)
+        done.append(Done("removed", "profile", names.role))
+    found = _ask(iam.get_role, RoleName=names.role)
+    if found is None:
+        return [*done, Done("absent", "role", names.role)]
+    if owner(found["Role"].get("Tags", [])) != names.stack:
+        return [*done, Done("kept", "role", names.role, "it was not made for this stack")]
+    for name in iam.list_role_policies(RoleName=names.role)["PolicyNames"]:
+        iam.delete_role_policy(RoleName=names.role, PolicyName=name)
+    iam.delete_role(RoleName=names.role)
+    return [*done, Done("removed", "role", names.role)]
+
+
+def _role(account: Account, names: Names) -> Done:
+    iam, wanted = account.client("iam"), machine(names)
+    found = _ask(iam.get_role, RoleName=names.role)
+    if found is None:
+        iam.create_role(
+            RoleName=names.role,
+            AssumeRolePolicyDocument=_text(trust()),
+            Tags=tags(names.stack),
+            Description=f"Machines that skytune brings up on stack {names.stack}",
+        )
+        iam.put_role_policy(RoleName=names.role, PolicyName=INLINE, PolicyDocument=_text(wanted))
+        return Done("made", "role", names.role, ABOUT)
+    if owner(found["Role"].get("Tags", [])) != names.stack:
+        raise UserError(f"role {names.role} is there and was not made for this stack: choose another stack name")
+    changes = []
+    if found["Role"]["AssumeRolePolicyDocument"] != trust():
+        iam.update_assume_role_policy(RoleName=names.role, PolicyDocument=_text(trust()))
+        changes.append("who may take it on")
+    if policy_of(account, names.role) != wanted:
+        iam.put_role_policy(RoleName=names.role, PolicyName=INLINE, PolicyDocument=_text(wanted))
+        changes.append("what it may do")
+    more = [each["PolicyName"] for each in iam.list_attached_role_policies(RoleName=names.role)["AttachedPolicies"]]
+    about = f"it also has {', '.join(more)}, which somebody attached" if more else ABOUT
+    return Done("changed" if changes else "found", "role", names.role, ", ".join(changes) or about)
+
+
+def _profile(account: Account, names: Names) -> Done:
+    iam, about = account.client("iam"), f"carries the role; SkyPilot gives it to machines of stack {names.stack}"
+    found = _ask(iam.get_instance_profile, InstanceProfileName=names.role)
+    if found is None:
+        iam.create_instance_profile(InstanceProfileName=names.role, Tags=tags(names.stack))
+        iam.get_waiter("instance_profile_exists").wait(
+            InstanceProfileName=names.role, WaiterConfig={"Delay": 1, "MaxAttempts": 20}
+        )
+        iam.add_role_to_instance_profile(InstanceProfileName=names.role, RoleName=names.role)
+        return Done("made", "profile", names.role, about)
+    if not found["InstanceProfile"]["Roles"]:
+        iam.add_role_to_instance_profile(InstanceProfileName=names.role, RoleName=names.role)
+        return Done("changed", "profile", names.role, "carries the role now")
+    if found["InstanceProfile"]["Roles"][0]["RoleName"] != names.role:
+        raise UserError(f"instance profile {names.role} carries another role: choose another stack name")
+    return Done("found", "profile", names.role, about)
+
+
+def _ask(call: Any, **words: str) -> dict[str, Any] | None:
+    """Call IAM; None where it knows no such thing."""
+    from botocore.exceptions import ClientError
+
+    try:
+        found: dict[str, Any] = call(**words)
+    except ClientError as error:
+        if code(error) == "NoSuchEntity":
+            return None
+        raise
+    return found
+
+
+def _text(policy: Policy) -> str:
+    import json
+
+    return json.dumps(policy)

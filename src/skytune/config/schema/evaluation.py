@@ -1,0 +1,126 @@
+"""`eval`, `checkpoint`, `log`: what is measured, which weights are kept, and how often something is said."""
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+
+from ..checks import at_least, has_targets
+from ..errors import ConfigError
+
+METRICS = ("accuracy", "f1", "precision", "recall", "matthews", "roc_auc")
+"""Metrics that ship with the package; the loss is always there."""
+
+
+@dataclass(kw_only=True)
+class EvalConfig:
+    """Validation during training, and the metrics of every evaluation."""
+
+    every_epochs: int = 1
+    """Validate after every so many epochs; 0 only at the end."""
+
+    every_steps: int = 0
+    """Validate after every so many optimizer steps as well; 0 never."""
+
+    batch_size: int = 64
+    """Rows computed at once, per process, when nothing is learned."""
+
+    metrics: list[str] = field(default_factory=lambda: list(METRICS))
+    """Metrics by name: accuracy, f1, precision, recall, matthews, roc_auc; the folder of an `evaluate` module; or the
+    name of one on the Hub, whose code is then run."""
+
+    extra_metrics: dict[str, Any] = field(default_factory=dict)
+    """Your own, by name: `{_target_: package.module.function, ...}`, called with `predictions` and `references`
+    (lists of ints), returning a number or a dict of numbers; an `evaluate.Metric` class works too."""
+
+    sets: dict[str, str] = field(default_factory=dict)
+    """Further evaluation sets by name: split names or files, like `data.validation`. Scored at the end."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "eval", 0, "every_epochs", "every_steps")
+        at_least(self, "eval", 1, "batch_size")
+        for name in self.metrics:
+            if name not in METRICS and (not name or ("/" not in name and get_close_matches(name, METRICS, 1, 0.5))):
+                raise ConfigError(
+                    f"eval.metrics: unknown metric '{name}'; allowed: {', '.join(METRICS)}, a folder, or a name of the "
+                    f"Hub's, such as evaluate-metric/{name}"
+                )
+        has_targets("eval.extra_metrics", self.extra_metrics, "function")
+        for name in self.sets:
+            if name in ("train", "validation", "test"):
+                raise ConfigError(f"eval.sets.{name}: this name is taken by the data set's own split")
+
+
+# By name, because `continue` is a word of Python's.
+OnFailure = Enum("OnFailure", [("continue", "continue"), ("stop", "stop")], type=str)
+"""What a save that failed means for training."""
+
+
+class Select(str, Enum):
+    """Which weights a training run hands on."""
+
+    best = "best"
+    last = "last"
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """Which weights are kept and handed on."""
+
+    path: str | None = None
+    """A trained model (folder or Hub id) for `pipeline=evaluate`; `checkpoint=PATH` is short for it."""
+
+    select: Select = Select.best
+    """`best`: the weights with the best `metric` on the validation split; `last`: those after the last step."""
+
+    metric: str = "accuracy"
+    """The validation metric that decides; `loss` and the names in `eval.extra_metrics` work too."""
+
+    mode: str = "auto"
+    """`max`, `min`, or `auto` (min for the loss, max otherwise)."""
+
+    store: str | None = None
+    """Where checkpoints are kept: a folder or a URL (`file://`, `s3://bucket/prefix`, `hf://user/name`). Empty means
+    the run's own folder, which is cleared of them when the run is finished."""
+
+    every_steps: int = 0
+    """Save after every so many optimizer steps; 0 never. Every validation is followed by a save anyway."""
+
+    every_minutes: float = 10.0
+    """Save when the last save is so many minutes old; 0 never."""
+
+    keep: int = 2
+    """Checkpoints that are kept beside the best one; an older one goes only after a newer one is complete."""
+
+    asynchronous: bool = True
+    """Write in the background while training goes on; only the copy to host memory holds it up."""
+
+    stall_seconds: float = 60.0
+    """How long one background save that is still running may hold training up in all, where the next one is due; after
+    that the next ones are skipped until it is done, the last one of a run never."""
+
+    on_failure: OnFailure = OnFailure["continue"]
+    """When a save has failed: `continue` says so and trains on (if the last one failed, the command ends with code 76);
+    `stop` ends the run with an error."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "checkpoint", 1, "keep")
+        at_least(self, "checkpoint", 0, "every_steps", "every_minutes", "stall_seconds")
+        self.on_failure = OnFailure(self.on_failure)
+        if self.mode not in ("auto", "max", "min"):
+            raise ConfigError(f"checkpoint.mode={self.mode}: allowed are auto, max, min")
+
+
+@dataclass(kw_only=True)
+class LogConfig:
+    """What is said while training runs."""
+
+    every_steps: int = 10
+    """A line in `history.jsonl` (and in the curves of the report) after every so many optimizer steps."""
+
+    every_seconds: float = 5.0
+    """On something that is not a terminal: a progress line at most every so many seconds."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "log", 1, "every_steps")
+        at_least(self, "log", 0, "every_seconds")

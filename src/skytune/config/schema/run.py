@@ -1,0 +1,196 @@
+"""The whole configuration of one run."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ..checks import at_least, has_targets, is_seed
+from ..errors import ConfigError
+from ..serialize import from_dict
+from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
+from .compute import ComputeConfig, Device, LaunchConfig
+from .data import DataConfig
+from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig
+from .model import ModelConfig
+from .strategy import CompileConfig, Precision, StrategyConfig
+from .study import BenchmarkConfig
+from .tracking import TrackerConfig
+from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
+
+
+class Pipeline(str, Enum):
+    """What `src/run.py` runs."""
+
+    training = "training"
+    evaluate = "evaluate"
+    benchmark = "benchmark"
+
+
+@dataclass(kw_only=True)
+class DebugConfig:
+    """Switches of the `debug` presets (smoke, overfit, profile)."""
+
+    traceback: bool = False
+    """Show the whole traceback of an error instead of one line."""
+
+    overfit: bool = False
+    """Validate on the train rows themselves (with a small `data.max_rows`): a model that cannot learn a few rows by
+    heart has a bug."""
+
+    profile_steps: int = 0
+    """Record so many steps (after two warm-up steps) with torch's profiler into the run's folder. 0 is off."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "debug", 0, "profile_steps")
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """One run: what is learned from what, how, and on which machine."""
+
+    name: str = ""
+    """First part of the run's folder name; empty means `<model>-<data>`."""
+
+    pipeline: Pipeline = Pipeline.training
+    """`training` (load, train, evaluate) `evaluate` (score `checkpoint=PATH` without training) or `benchmark`
+    (one training a cell of an experiment design)."""
+
+    seed: int = 42
+    """Decides splits, order of samples, new weights and dropout."""
+
+    epochs: int = 1
+    """Passes over the train split."""
+
+    max_steps: int | None = None
+    """Stop after so many optimizer steps; the schedule ends there too. Empty means `epochs` decides."""
+
+    limit_train_batches: int | None = None
+    """Use only the first so many global batches of every epoch."""
+
+    limit_eval_batches: int | None = None
+    """Use only the first so many batches of every evaluation split (the number of rows scored is reported)."""
+
+    precision: Precision = Precision.auto
+    """`auto` is bf16 on GPUs that have it, else fp32. `fp32`, `tf32` (fp32 with faster, rougher matrix products),
+    `bf16`, `fp16` (with loss scaling; refused on a CPU), `fp8` (needs torchao and a GPU that has it). What the device
+    does not have falls back, says so, and is in the report."""
+
+    resume: str = "auto"
+    """`auto` continues an unfinished run of the same key from its newest whole checkpoint, else starts; `must` refuses
+    to start; `never` starts anew; a number takes that step's checkpoint; a path or URL takes a checkpoint (or a run's
+    newest) from elsewhere, if it was trained on the same data in the same way. A path or URL alone is enough on a
+    machine that has nothing else of the run: its configuration lies in the store, too."""
+
+    cache: bool = True
+    """Reuse the results of steps whose inputs, code, data and versions did not change."""
+
+    plugins: list[str] = field(default_factory=list)
+    """Modules of yours to import first: whatever they register with `@configurable` can then be named."""
+
+    trust: bool = False
+    """Run whatever code the files that are read name: the network of your own in `checkpoint=PATH`, the callbacks, data
+    and plugins of a run that `resume=URL` continues. Without it they run where this command names their modules
+    (`plugins=[my_task]`). To be given on the command line alone."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Which network."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    """Which sentences and labels."""
+
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    """How many rows a step learns from."""
+
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    """How rows reach the device."""
+
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """How weights change."""
+
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """How the learning rate changes."""
+
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """What is measured, and when."""
+
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Which weights are kept."""
+
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    """When a run ends before its last step."""
+
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    """Averaged weights."""
+
+    upload: UploadConfig = field(default_factory=UploadConfig)
+    """Where the trained model is copied to."""
+
+    log: LogConfig = field(default_factory=LogConfig)
+    """How often progress is recorded."""
+
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    """How the training step is spread over processes."""
+
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    """Whether torch compiles the model."""
+
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    """Where the numbers of a run are shown: TensorBoard, Weights & Biases."""
+
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    """Which device."""
+
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    """How many processes."""
+
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    """An experiment design: what is varied, what is held constant, what it may cost."""
+
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """Your own code at named moments, by name: `{_target_: package.module.Class, ...}`."""
+
+    debug: DebugConfig = field(default_factory=DebugConfig)
+    """Help for finding faults."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of your own (`+extra.my_key=1`); they reach callbacks and the report."""
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> "RunConfig":
+        """Return the configuration that plain values hold (the inverse of `to_dict`).
+
+        Raises:
+            ConfigError: one line that names the key and what is allowed.
+        """
+        return from_dict(cls, values)
+
+    def __post_init__(self) -> None:
+        at_least(self, "", 1, "epochs")
+        at_least(self, "", 1, "max_steps", "limit_train_batches", "limit_eval_batches", more=", or null for no limit")
+        if self.resume not in ("auto", "must", "never") and not self.resume.isdecimal() and "/" not in self.resume:
+            raise ConfigError(f"resume={self.resume}: allowed are auto, must, never, a step's number, a path or a URL")
+        is_seed(self, "")
+        if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
+            raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
+        if self.pipeline is Pipeline.benchmark and not self.benchmark.factors:
+            raise ConfigError("pipeline=benchmark needs a design: experiment=NAME, or benchmark.factors")
+        if self.pipeline is not Pipeline.evaluate and self.checkpoint.path:
+            raise ConfigError(
+                "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
+                "or pipeline=evaluate to score it"
+            )
+        if self.precision is Precision.fp16 and self.compute.device is Device.cpu:
+            raise ConfigError("precision=fp16 is not supported on compute=cpu: use precision=bf16 or precision=fp32")
+        if self.checkpoint.metric not in {"loss", *self.eval.extra_metrics, *self.eval.metrics} and not any(
+            self.checkpoint.metric.startswith(name) for name in self.eval.extra_metrics
+        ):
+            raise ConfigError(
+                f"checkpoint.metric={self.checkpoint.metric}: not among eval.metrics ({', '.join(self.eval.metrics)}), "
+                f"loss or eval.extra_metrics; packaged: {', '.join(METRICS)}"
+            )
+        if self.early_stopping.patience and not (self.eval.every_epochs or self.eval.every_steps):
+            raise ConfigError(
+                f"early_stopping.patience={self.early_stopping.patience} has no effect with one validation at the end: "
+                "set eval.every_epochs or eval.every_steps"
+            )
+        has_targets("callbacks", self.callbacks, "Class")

@@ -1,0 +1,1 @@
+"""`make doctor` and `stack.py check`: is this machine, or this stack, ready for a run?"""

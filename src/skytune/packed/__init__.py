@@ -1,0 +1,1 @@
+"""The captured, packed optimizer step: sequences without padding, one CUDA graph a length bucket."""

@@ -1,0 +1,184 @@
+"""Taking optimizer steps: the plain way, one at a time, and what the loop needs of any other way."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..config import RunConfig
+from ..data.batches import TokenTable
+from ..data.order import MicroBatch, SampleOrder, step_seed
+from ..distributed.context import World
+from .callbacks.base import Run
+from .compiling import WIDTH
+from .oom import Attempts
+from .prediction import loss_of
+from .schedule import set_rate
+from .strategy import Strategy
+
+Item = tuple[MicroBatch, dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is known of the steps that were taken, the same on all processes."""
+
+    losses: list[float]
+    """Mean loss over the global batch of every step."""
+
+    norms: list[float | None]
+    """Norm of every step's gradient before clipping; None without clipping."""
+
+    told: bool
+    """Whether a process was told to end."""
+
+    skipped: int = 0
+    """Steps whose gradients overflowed (fp16) and were thrown away. They count as steps: their rows were used, and
+    position and learning rate stay functions of one number."""
+
+
+@dataclass(eq=False)
+class Steps:
+    """A way to take optimizer steps."""
+
+    run: Run
+    strategy: Strategy
+    optimizer: torch.optim.Optimizer
+    order: SampleOrder
+    table: TokenTable
+    notice: Callable[[], bool]
+    """Whether this process was told to end."""
+
+    most: ClassVar[int] = 1
+    """Steps that may be taken before anything is heard of them."""
+
+    def __post_init__(self) -> None:
+        """Make what the steps need; here nothing."""
+
+    @property
+    def padding_share(self) -> float | None:
+        """Share of the computed tokens that was padding so far; None where nobody counted."""
+        return None
+
+    def take(self, rates: list[float]) -> Taken:
+        """Take the steps that follow `run.step`, one for every learning rate.
+
+        Raises:
+            UserError: memory ran out.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of what only further steps would need."""
+
+
+class EagerSteps(Steps):
+    """Every operation as the model has it, spread over processes by the strategy, one step at a time."""
+
+    def __post_init__(self) -> None:
+        self.feed = Feed(self.run.config, self.run.world, self.order, self.table, self.run.total_steps)
+        self.attempts = Attempts(self.run, self.strategy, self.order.lengths)
+
+    def take(self, rates: list[float]) -> Taken:
+        """See `Steps`: the gradient of the mean loss over one global batch, whatever it was cut into."""
+        run, world, strategy = self.run, self.run.world, self.strategy
+        rows = self.order.rows(run.step)
+        (rate,) = rates
+        set_rate(self.optimizer, rate)
+        short = 1.0
+        while short:  # once; again with smaller micro-batches only where memory ran out (`batch.auto`)
+            torch.manual_seed(step_seed(run.config.seed, run.step, world.rank))
+            batches = self.feed.step(run.step, run.micro_batch)
+            loss = self.attempts.attempt(partial(self._gradients, batches), rows)
+            # One exchange for all of it: the same loss, the same end, and the same attempt on all processes.
+            said = torch.tensor([0.0, float(self.notice()), float(loss is None)], device=world.device)
+            said[0] = 0.0 if loss is None else loss
+            total, told, short = strategy.reduce_sum(said).tolist()
+            if short:
+                self.optimizer.zero_grad(set_to_none=True)
+                self.attempts.halve(rows, int(short))
+        mean = total / world.size
+        if not math.isfinite(mean):
+            return Taken([mean], [None], told > 0)  # the weights stay what they were
+        self.attempts.finish()
+        norm = strategy.clip(run.config.optimizer.clip_norm)
+        done = strategy.step()
+        return Taken([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
+
+    def _gradients(self, batches: Iterator[Item]) -> torch.Tensor:
+        """Add the gradients of this process's share of one global batch; return its part of the loss (a scalar).
+
+        A function of its own, so that nothing of an attempt that ran out of memory outlives it.
+        """
+        device = self.run.world.device
+        loss = torch.zeros((), device=device)
+        for micro, tensors in self._waited(batches):
+            with self.strategy.micro_step(micro.last):
+                here = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+                with self.strategy.autocast():
+                    part = loss_of(self.strategy.module(**here)) * micro.weight
+                self.strategy.backward(part)
+            loss += part.detach()
+        return loss
+
+    def _waited(self, batches: Iterator[Item]) -> Iterator[Item]:
+        """Yield the micro-batches; the time until each is there is time spent waiting for data."""
+        clock = time.perf_counter()
+        for item in batches:
+            self.run.data_seconds += time.perf_counter() - clock
+            yield item
+            clock = time.perf_counter()
+
+
+class Feed:
+    """The micro-batches of this process, step by step.
+
+    They are prepared ahead for steps in order and one micro-batch size; whoever asks for another step or size than the
+    next one makes it begin anew from there.
+    """
+
+    def __init__(self, config: RunConfig, world: World, order: SampleOrder, table: TokenTable, last: int) -> None:
+        self.config, self.world, self.order, self.table, self.last = config, world, order, table, last
+        self._next: tuple[int, int] | None = None
+        self._items: Iterator[Item] = iter(())
+
+    def step(self, number: int, micro_size: int) -> Iterator[Item]:
+        """Yield the micro-batches of one optimizer step (steps count from 0), each with its tensors on the CPU."""
+        if self._next != (number, micro_size):
+            self._items = iter(self._loader(number, micro_size))
+        self._next = None  # until the step is through
+        for micro, tensors in self._items:
+            yield micro, tensors
+            if micro.last:
+                break
+        self._next = (number + 1, micro_size)
+
+    def _loader(self, first: int, micro_size: int) -> DataLoader[Any]:
+        micros = (
+            micro
+            for step in range(first, self.last)
+            for micro in self.order.micro_batches(step, self.world.rank, self.world.size, micro_size)
+        )
+        return DataLoader(
+            _Batches(self.table, self.config.batch.pad_multiple or WIDTH),
+            sampler=micros,
+            batch_size=None,
+            num_workers=self.config.loader.num_workers,
+            pin_memory=self.world.device.type == "cuda",
+            generator=torch.Generator(),  # else it draws from the stream that dropout is drawn from
+        )
+
+
+class _Batches(Dataset[Item]):
+    """Builds the tensors of a micro-batch, in the training process or in a loader process."""
+
+    def __init__(self, table: TokenTable, multiple: int) -> None:
+        self.table, self.multiple = table, multiple
+
+    def __getitem__(self, micro: MicroBatch) -> Item:
+        return micro, self.table.batch(micro.rows, self.multiple)

@@ -1,0 +1,253 @@
+"""One job from inputs to results inside a worker: data, model, strategy, loop and prediction, wired together."""
+
+import gc
+import logging
+import os
+import shutil
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint.run_card import refuse_empty_start, remember
+from ..config import RunConfig
+from ..config.schema.tracking import refuse_missing_trackers
+from ..config.secrets import reveal
+from ..data.batches import TokenTable
+from ..data.order import SampleOrder
+from ..distributed.collectives import main_does
+from ..distributed.context import World, join
+from ..distributed.preemption import FLAG_FILE, Notice
+from ..job import Job, JobDir
+from .callbacks.base import Callbacks, Run, build_callbacks
+from .callbacks.checkpoint import Checkpoints, Snapshot
+from .callbacks.early_stopping import EarlyStopping
+from .callbacks.ema import Ema
+from .callbacks.history import BestWeights, History
+from .callbacks.profiler import Profiler
+from .callbacks.progress import Progress
+from .callbacks.trackers import Tracking
+from .callbacks.upload import Upload
+from .compiling import WIDTH, bounded
+from .flops import Work, work_of
+from .inputs import check_vocabulary, fit_columns, labels_of, open_model, open_tables
+from .loop import total_steps, train
+from .metrics import check, compute
+from .oom import AtOnce, explained, micro_batch
+from .outputs import write_predictions
+from .padding_check import check_padding
+from .prediction import predict
+from .results import Phases, Trained, refuse_partial, shapes_of
+from .select_step import open_steps
+from .strategy import Strategy, build_strategy
+from .versions import versions
+
+log = logging.getLogger(__name__)
+
+
+def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> None:
+    """Train (for a `train` job), predict every evaluation split with the selected weights, write the results.
+
+    Args:
+        started: seconds since the epoch at which the launcher began; the time until now is the phase `start_s`.
+        asked: number of processes that must have come up; None when nobody promised one.
+    """
+    config, phases = job.config, Phases()
+    if job.kind == "train":
+        refuse_missing_trackers(config.tracker)
+    phases.seconds["start_s"] = round(max(0.0, time.time() - started), 3)
+    with phases.time("load_s"), explained("the model was opened"):
+        accelerator, world = join(config, asked)
+        tables = open_tables(jobdir, job)
+        longest = max(int(table.lengths.max(initial=1)) for table in tables.values())
+        config = bounded(config, longest, world.device.type)
+        job = replace(job, config=config)
+        gc.freeze()  # what was imported stays: neither training nor the end of the process looks at it again
+        gc.enable()
+        model = open_model(jobdir, job)
+        fit_columns(model, tables)
+        check_vocabulary(model, tables)
+        for reason in filter(None, [main_does(world, lambda: check_padding(model, tables))]):
+            if world.main:
+                log.warning("%s; batches are cut so that all their rows have one length, which takes longer", reason)
+            for table in tables.values():
+                table.one_length = True
+        shapes, work = shapes_of(model), work_of(model)
+        strategy = build_strategy(config, world)
+        if job.kind == "train":
+            strategy.prepare(model)
+        else:
+            strategy.place(model)
+    at_once = AtOnce(config.eval.batch_size)
+    trained = None
+    if job.kind == "train":
+        trained = _train(jobdir, job, world, strategy, tables, phases, at_once, work, started)
+    status = "preempted" if trained is not None and trained.run.preempted else "completed"
+    if status == "completed":
+        if trained is not None:
+            with phases.time("save_s"):
+                _save(jobdir, job, world, strategy, shapes)
+        with phases.time("predict_s"):
+            for name in job.evaluation:
+                rows, logits = _predict_split(strategy, tables[name], world, config, at_once)
+                if world.main:
+                    write_predictions(jobdir.predictions(name), rows, tables[name].labels, logits)
+                    log.info("predicted %d rows of '%s'", len(rows), name)
+        if trained is not None:
+            trained.callbacks("on_model_saved", trained.run)
+    if world.main:
+        jobdir.write_result(
+            {
+                "status": status,
+                "world_size": world.size,
+                "devices": strategy.devices,
+                "processes_asked": config.launch.num_processes,
+                "device": world.describe(),
+                "strategy": strategy.name,
+                "precision": world.precision.value,
+                "precision_requested": world.requested.value,
+                "peak_memory_bytes": world.peak_memory_bytes(),
+                "phases": phases.seconds,
+                "versions": versions(),
+                **(trained.numbers() if trained is not None else {}),
+            }
+        )
+    if trained is not None:
+        if status == "completed":
+            trained.checkpoints.finish()
+        trained.checkpoints.close()
+    strategy.close()
+    accelerator.end_training()
+
+
+def _train(
+    jobdir: JobDir,
+    job: Job,
+    world: World,
+    strategy: Strategy,
+    tables: dict[str, TokenTable],
+    phases: Phases,
+    at_once: AtOnce,
+    work: Work | None,
+    started: float,
+) -> Trained:
+    """Train and leave the selected weights in the strategy's model, or none where the run was told to end before."""
+    config, table = job.config, tables["train"]
+    check(config.eval.metrics, config.eval.extra_metrics)
+    order = SampleOrder(
+        table.lengths,
+        seed=config.seed,
+        global_size=config.batch.global_size,
+        bucket_batches=config.batch.bucket_batches,
+        limit=config.limit_train_batches,
+        one_length=table.one_length,
+    )
+    optimizer = strategy.make_optimizer(config.optimizer)
+    run = Run(
+        config=config,
+        job=jobdir,
+        world=world,
+        model=strategy.model,
+        work=work,
+        devices=strategy.devices,
+        total_steps=total_steps(config, order),
+        steps_per_epoch=order.steps_per_epoch,
+        micro_batch=micro_batch(config.batch.global_size, config.batch.micro_size, world.size),
+        extra=reveal(config.extra),
+        begun=started,
+    )
+    best, history = BestWeights(config), History()
+    ema = Ema(config.ema.decay, run.model) if config.ema.decay else None
+    callbacks = _callbacks(config, history, best, ema, Tracking(job, history))
+    snapshot = Snapshot(strategy, best, history, callbacks, ema)
+    checkpoints = Checkpoints(config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, snapshot)
+    checkpoints.open(launch=os.environ.get("SKYTUNE_LAUNCH") or str(os.getpid()))
+    checkpoints.resume(run)
+    refuse_empty_start(run.model, run.resumed_from, config.model.name)
+    if world.main:
+        remember(checkpoints.store, jobdir, jobdir.job, run.model)  # as it was written: lengths not bounded
+    callbacks.append("checkpoints", checkpoints)
+    notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.timeouts.kill)
+    notice.listen()
+    validation = table if config.debug.overfit else tables["validation"]
+
+    def validate() -> dict[str, float]:
+        with phases.time("validate_s"), ema.in_place() if ema is not None else nullcontext():
+            rows, logits = _predict_split(strategy, validation, world, config, at_once)
+            labels = labels_of(validation, "validation")[rows]
+            return compute(config.eval.metrics, config.eval.extra_metrics, logits, labels)
+
+    try:
+        with explained("the optimizer changed the weights (its own state has their size, once or twice)"):
+            steps = open_steps(run, strategy, optimizer, order, table, notice.given)
+            try:
+                train(run, steps=steps, strategy=strategy, order=order, callbacks=callbacks, validate=validate)
+            finally:
+                steps.close()
+    except BaseException:
+        callbacks("on_exception", run)
+        checkpoints.close()
+        raise
+    phases.seconds["train_s"] = round(run.train_seconds, 3)
+    if run.preempted:
+        reason = notice.reason or "another process was"
+        log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
+    elif (step := checkpoints.best_step(run.step)) is not None:
+        strategy.load(checkpoints.best_weights(step))
+    elif ema is not None:
+        ema.hand_on()
+    return Trained(run, order, callbacks, checkpoints, best, steps)
+
+
+def _callbacks(
+    config: RunConfig, history: History, best: BestWeights, ema: Ema | None, tracking: Tracking
+) -> Callbacks:
+    """Return all callbacks but the one that saves checkpoints, which comes last."""
+    own: list[tuple[str, Any]] = [("history", history), ("tracking", tracking), ("progress", Progress())]
+    own.append(("best_weights", best))
+    if config.early_stopping.patience:
+        own.append(("early_stopping", EarlyStopping(config.early_stopping, best.metric, best.smaller)))
+    if ema is not None:
+        own.append(("ema", ema))
+    if config.debug.profile_steps:
+        own.append(("profiler", Profiler(config.debug.profile_steps)))
+    if config.upload.url:
+        own.append(("upload", Upload(config.upload)))
+    return build_callbacks(config, own)
+
+
+def _predict_split(
+    strategy: Strategy, table: TokenTable, world: World, config: RunConfig, at_once: AtOnce
+) -> tuple[np.ndarray, np.ndarray]:
+    alone = strategy.alone()
+    if alone is None:
+        strategy.agree()
+    with alone if alone is not None else nullcontext():
+        return predict(
+            strategy.module,
+            table,
+            world,
+            batch_size=config.eval.batch_size,
+            limit=config.limit_eval_batches,
+            multiple=config.batch.pad_multiple or WIDTH,
+            at_once=at_once,
+            lockstep=alone is None,
+            autocast=strategy.autocast,
+        )
+
+
+def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Write the model under a temporary name, then put it in its place."""
+    from .. import models
+
+    model = strategy.export()
+    if model is None or not world.main:
+        return
+    refuse_partial(model, shapes)
+    temporary = jobdir.model.with_name(".model.part")
+    tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None
+    models.save_model(model, temporary, tokenizer)
+    shutil.rmtree(jobdir.model, ignore_errors=True)  # of an earlier run of this very folder
+    temporary.replace(jobdir.model)
