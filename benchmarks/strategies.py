@@ -106,13 +106,13 @@ def model_of(name: str, quick: bool) -> tuple[Any, np.ndarray, int]:
 
 def measure(case: Case, world: Any, quick: bool) -> Case:
     """Train with one strategy; return what was measured (the same on all processes)."""
-    from skytune.training.callbacks.base.base import Callbacks, Run
     from transformers import AutoModelForSequenceClassification
 
     from skytune.config import Precision, RunConfig, from_dict
     from skytune.data.order import SampleOrder
     from skytune.distributed.precision import set_matmul
     from skytune.job import JobDir
+    from skytune.training.callbacks.base import Callbacks, Run
     from skytune.training.flops import peak, utilization, work_of
     from skytune.training.loop import train
     from skytune.training.select_step import open_steps

@@ -26,6 +26,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 AWS = ROOT / "tests" / "aws"
 
+# Helpers of several rooms (`forked_workers`, `job_dirs`, `faults` ...); last on the path, so that they hide nobody's
+# module.
+sys.path.append(str(ROOT / "tests" / "helpers"))
+pytest_plugins = ["training_fixtures"]
+
 WORDS = [
     "[PAD]",
     "[UNK]",
@@ -68,8 +73,8 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def start_hub() -> Iterator[Callable[[], Any]]:
-    """Return a starter of servers that stand in for the Hugging Face Hub (`hub_server.py` beside this file)."""
-    spec = importlib.util.spec_from_file_location("hub_server", ROOT / "tests" / "hub_server.py")
+    """Return a starter of servers that stand in for the Hugging Face Hub (`helpers/hub_server.py`)."""
+    spec = importlib.util.spec_from_file_location("hub_server", ROOT / "tests" / "helpers" / "hub_server.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from machines_apart import BUCKET, S3, Cable, missing
 
 from skytune.config import LaunchConfig
 from skytune.launch.multinode.launcher import FAREWELL_SECONDS, LOGS_SECONDS
 from skytune.launch.multinode.topology import nodes_of
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "launch"))
-from apart import BUCKET, S3, Cable, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE, JOB = yaml.safe_load_all((ROOT / "configs/kubernetes/job.yaml").read_text())

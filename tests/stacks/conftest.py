@@ -2,15 +2,12 @@
 
 import csv
 import os
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent))
 
 REGION = "us-east-1"
 SIGNED = {

@@ -41,7 +41,7 @@ class Commands:
             "COLUMNS": "200",
         }
         self.child = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "stacks" / "one_by_one.py"), str(SRC)],
+            [sys.executable, str(ROOT / "tests" / "helpers" / "one_by_one.py"), str(SRC)],
             env=env,
             text=True,
             stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laid import history, result, same, weights
+from job_dirs import history, result, same, weights
 
 FILES = ["history.json", "manifest.json", "model.safetensors", "optimizer.json", "optimizer.safetensors"]
 """All that a checkpoint consists of, smallest ones included."""

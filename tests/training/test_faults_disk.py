@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laid import history, result, same, weights
+from job_dirs import history, result, same, weights
 
 from skytune.checkpoint.store import Store
 from skytune.config import ComputeConfig, Device
@@ -119,9 +119,9 @@ def test_somebody_else_fills_the_disk_of_the_run_for_a_while(
     assert lives.live(calm).code == 0
     home = disk(20 * size)
     monkeypatch.setattr(place, "home", home)
-    stranger = {"_target_": "hindrances.Stranger", "path": str(home / "filler"), "fill": 5, "clear": 33}
+    stranger = {"_target_": "faults.Stranger", "path": str(home / "filler"), "fill": 5, "clear": 33}
     saves = {"store": None, "every_steps": 10, "asynchronous": False}
-    quiet = {"_target_": "hindrances.Slow", "seconds": 0.0}  # instead of a test's own file on that disk
+    quiet = {"_target_": "faults.Slow", "seconds": 0.0}  # instead of a test's own file on that disk
     job: Path = place.lay("filled", checkpoint=saves, callbacks={"rows": quiet, "stranger": stranger}, **settings)
     LocalLauncher().run(JobDir(job), ComputeConfig(device=Device.cpu))
     log = (job / "outputs" / "logs" / "rank-0.log").read_text()

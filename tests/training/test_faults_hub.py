@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laid import history, result, same, weights
+from job_dirs import history, result, same, weights
 
 SETTINGS: dict[str, Any] = {"rows": 48, "epochs": 1, "log": {"every_steps": 1, "every_seconds": 0.0}}
 STEPS = 6
@@ -36,7 +36,7 @@ def calm(lives: Any, place: Any) -> Path:
 def lay(place: Any) -> Callable[[str, float], Path]:
     def lay(name: str, retry_seconds: float) -> Path:
         fast = {"store": f"hf://me/{name}", "every_steps": 2, "asynchronous": True, "stall_seconds": 0.0}
-        impatient = {"impatient": {"_target_": "hindrances.Impatient"}}
+        impatient = {"impatient": {"_target_": "faults.Impatient"}}
         job: Path = place.lay(
             name, checkpoint=fast, launch={"timeouts": {"store": retry_seconds}}, callbacks=impatient, **SETTINGS
         )

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laid import history, result, same, weights
-from s3_door import S3
+from job_dirs import history, result, same, weights
+from s3_server import S3
 
 SETTINGS: dict[str, Any] = {
     "rows": 48,
     "epochs": 3,
     "log": {"every_steps": 1, "every_seconds": 0.0},
-    "callbacks": {"slow": {"_target_": "hindrances.Slow", "seconds": 0.15}},
+    "callbacks": {"slow": {"_target_": "faults.Slow", "seconds": 0.15}},
 }
 STEPS = 18
 

@@ -1,5 +1,5 @@
 """Case 19 and every other way in which a bucket fails a run: for a while, for ever, by refusing. Real workers, and S3's
-real protocol with faults where a test wants them (`s3_door`)."""
+real protocol with faults where a test wants them (`s3_server`)."""
 
 import re
 import threading
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laid import history, result, same, weights
-from s3_door import S3, Fault
+from job_dirs import history, result, same, weights
+from s3_server import S3, Fault
 
 from skytune.config import ComputeConfig, Device, Preempted
 from skytune.job import JobDir
@@ -110,7 +110,7 @@ def test_a_save_that_hangs_does_not_stop_training(door: S3, lives: Any, calm: Pa
         "hangs",
         {"asynchronous": True, "stall_seconds": 0.2},
         {"store": 60.0},
-        callbacks={"slow": {"_target_": "hindrances.Slow", "seconds": 0.4}},
+        callbacks={"slow": {"_target_": "faults.Slow", "seconds": 0.4}},
     )
     life = lives.start(job)
     try:

@@ -1,10 +1,10 @@
-"""SIGKILL at random moments, in the middle of a save included; checkpoints in a folder. See `killing`."""
+"""SIGKILL at random moments, in the middle of a save included; checkpoints in a folder. See `kills`."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import Tally, check_kills, seed, soak
+from kills import Tally, check_kills, seed, soak
 
 
 class Folder:

@@ -1,11 +1,11 @@
 """SIGKILL at random moments, in the middle of an upload included; checkpoints in a bucket (Moto's server, in a process
-of its own, speaks S3's real protocol). See `killing`."""
+of its own, speaks S3's real protocol). See `kills`."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import Tally, check_kills, seed, soak
+from kills import Tally, check_kills, seed, soak
 
 
 class Bucket:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from laid import records, result, same, weights
+from job_dirs import records, result, same, weights
 
 
 def test_no_validation_is_left_out(lives: Any, place: Any) -> None:

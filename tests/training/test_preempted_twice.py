@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laid import assert_permutations, history, result, same, weights
+from job_dirs import assert_permutations, history, result, same, weights
 
 from skytune.config import ComputeConfig, Device, Preempted
 from skytune.job import JobDir

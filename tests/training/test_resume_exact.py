@@ -1,5 +1,5 @@
 """The resume test that counts: train to the end and keep what every step did; delete the last checkpoint, resume from
-the one before, and nothing may differ. Workers are real process groups (see `lives`)."""
+the one before, and nothing may differ. Workers are real process groups (see `forked_workers`)."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from laid import assert_permutations, history, result, same, weights
+from job_dirs import assert_permutations, history, result, same, weights
 
 from skytune.config import ScheduleConfig
 from skytune.data.order import SampleOrder, micro_batches

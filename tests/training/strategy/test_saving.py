@@ -140,7 +140,7 @@ def test_processes_skip_a_save_together_while_one_still_writes(forked: None, run
         max_steps=8,
         checkpoint=kept,
         eval={"every_epochs": 0},
-        callbacks={"clog": {"_target_": "hindrances.Clogged", "rank": 1, "seconds": 10.0}},
+        callbacks={"clog": {"_target_": "faults.Clogged", "rank": 1, "seconds": 10.0}},
     )
     (run,) = (tmp_path / "store").glob("clogged-*")
     assert sorted(path.parent.name for path in run.glob("*/manifest.json")) == ["step-00000002", "step-00000008"]

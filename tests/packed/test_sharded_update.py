@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 import torch
 import transformers
-from skytune.training.callbacks.base.base import Run
 
 from skytune.config import OptimizerConfig, Precision, RunConfig
 from skytune.data.batches import TokenTable
 from skytune.data.order import SampleOrder
 from skytune.distributed.context import World
 from skytune.job import JobDir
+from skytune.training.callbacks.base import Run
 from skytune.training.packed_step import PackedSteps
 from skytune.training.schedule import build_optimizer
 from skytune.training.strategy import Strategy

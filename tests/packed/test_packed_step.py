@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from skytune.training.callbacks.base.base import Run
 
 from skytune.config import OptimizerConfig, Precision, RunConfig
 from skytune.data.order import SampleOrder
 from skytune.distributed.context import World
 from skytune.job import JobDir
+from skytune.training.callbacks.base import Run
 from skytune.training.packed_step import COARSE, PackedSteps
 from skytune.training.schedule import build_optimizer
 from skytune.training.strategy import Strategy

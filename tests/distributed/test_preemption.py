@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from laid import assert_permutations, result
+from job_dirs import assert_permutations, result
 
 from skytune.distributed.preemption import SIGNALS, Notice
 
@@ -100,7 +100,7 @@ def test_ec2s_notice_ends_all_processes_after_the_same_step(
 ) -> None:
     """Rank 0 alone asks, and is told at once; both save together and end in order. The same job goes on from there."""
     monkeypatch.setattr(Metadata, "action", TERMINATE)
-    slow = {"slow": {"_target_": "hindrances.Slow", "seconds": 0.1}}
+    slow = {"slow": {"_target_": "faults.Slow", "seconds": 0.1}}
     job: Path = place.lay("spot", epochs=3, callbacks=slow)
     life = lives.live(job, 2, SKYTUNE_IMDS=endpoint)
     assert life.code == 0 and Metadata.asked == 1, life.said

@@ -5,7 +5,8 @@ import logging
 import sys
 
 import pytest
-from skytune.training.callbacks.base.progress import ERASE, NO_WRAP, WRAP, Frames, Screen
+
+from skytune.training.callbacks.progress import ERASE, NO_WRAP, WRAP, Frames, Screen
 
 
 def test_text_takes_the_place_of_the_bar() -> None:

@@ -11,7 +11,9 @@ import pytest
 from skytune.study.report import build_experiment_page
 from skytune.study.table import frame, records
 
-spec = importlib.util.spec_from_file_location("page_in_a_browser", Path(__file__).with_name("test_page.py"))
+spec = importlib.util.spec_from_file_location(
+    "page_in_a_browser", Path(__file__).parents[1] / "report" / "test_page.py"
+)
 assert spec is not None and spec.loader is not None
 pages = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pages)

@@ -16,7 +16,7 @@ import pytest
 from skytune.config import RunConfig, WorkerError, to_dict
 from skytune.distributed.preemption import FLAG_FILE
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # ZenML and Hydra cannot be imported: a bare machine has neither.
 BARE = "import sys\nfor name in ('zenml', 'hydra', 'hydra_zen', 'omegaconf', 'sky'):\n    sys.modules[name] = None\n"
 
@@ -138,7 +138,7 @@ def test_a_rank_that_hangs_on_another_machine(
     log = tmp_path / "machine.log"
     with log.open("wb") as out:
         other = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("apart.py")), str(tmp_path / "config.json")],
+            [sys.executable, str(ROOT / "tests" / "helpers" / "machines_apart.py"), str(tmp_path / "config.json")],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
-from skytune.training.callbacks.base.ema import Ema
 
 from skytune.checkpoint.shards import Stored
 from skytune.config import ConfigError, RunConfig, from_dict
+from skytune.training.callbacks.ema import Ema
 from skytune.training.metrics import compute
 from skytune.training.outputs import read_predictions
 

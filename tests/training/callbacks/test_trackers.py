@@ -37,8 +37,8 @@ class Broken:
 
 @pytest.mark.parametrize("fails", [True, False], ids=["broken", "whole"])
 def test_a_tracker_of_any_kind(fails: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from skytune.training.callbacks.base.history import History
-    from skytune.training.callbacks.base.trackers import Feed
+    from skytune.training.callbacks.history import History
+    from skytune.training.callbacks.trackers import Feed
 
     monkeypatch.setattr(logging.getLogger("skytune"), "propagate", True)
     history, tracker = History(), Broken(fails)

@@ -1,5 +1,5 @@
-"""Job directories for `lives`: laid out by the very code that launchers use, up to the start of the workers; and what a
-run has left there."""
+"""Job directories for `forked_workers`: laid out by the very code that launchers use, up to the start of the workers;
+and what a run has left there."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class Place:
             "optimizer": {"lr": 1e-3},
             "eval": {"every_epochs": 0},
             "tracker": {"names": []},
-            "callbacks": {"end": {"_target_": "at_work.End"}, "rows": {"_target_": "at_work.Rows"}},
+            "callbacks": {"end": {"_target_": "worker_callbacks.End"}, "rows": {"_target_": "worker_callbacks.Rows"}},
         }
         groups["checkpoint"] = {
             "store": str(self.home / f"{name}-store"),

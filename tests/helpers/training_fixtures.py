@@ -1,4 +1,4 @@
-"""What tests of the training room share: the workers' session in this process, and a run that is cut short."""
+"""Fixtures of the rooms that a worker runs: the workers' session in this process, and a run that is cut short."""
 
 import os
 import shutil
@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-# Helpers beside this file (`lives`, `laid`, `killing`), and in workers the callbacks of `at_work`; last on the path, so
-# that they hide nobody's module.
-sys.path.append(str(Path(__file__).parent))
 
 
 class Here:
@@ -71,7 +67,7 @@ def cut_back(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def forking() -> Iterator[Any]:
     """A server that forks workers, which are cheap."""
-    from lives import Lives
+    from forked_workers import Lives
 
     server = Lives()
     yield server
@@ -87,7 +83,7 @@ def lives(forking: Any) -> Any:
 @pytest.fixture
 def forked(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run jobs in real worker processes that are forked: starting them anew takes ten times as long as a small job."""
-    from lives import Forked
+    from forked_workers import Forked
 
     monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", lambda: Forked(lives))
 
@@ -96,8 +92,8 @@ def forked(lives: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def place(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, sentences: Callable[[int, int], list[tuple[str, int]]]
 ) -> Any:
-    """Where job directories for `lives` are laid out: 90 rows, no two alike."""
-    from laid import Place, distinct
+    """Where job directories for `forked_workers` are laid out: 90 rows, no two alike."""
+    from job_dirs import Place, distinct
 
     return Place(tmp_path_factory.mktemp("place"), tiny_model, distinct(sentences, 90))
 
@@ -108,7 +104,7 @@ def s3_process() -> Iterator[dict[str, str]]:
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("lives.py")), "s3"],
+        [sys.executable, str(Path(__file__).with_name("forked_workers.py")), "s3"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from skytune.training.callbacks.base.upload import Upload
 
 from skytune.checkpoint.retry import Retry
 from skytune.config import UploadConfig
+from skytune.training.callbacks.upload import Upload
 
 FAST = Retry(deadline_seconds=1, first_seconds=0.02, longest_seconds=0.1)
 

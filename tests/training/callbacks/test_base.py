@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from skytune.training.callbacks.base.base import MOMENTS, Callback, Callbacks
 
 from skytune.config import UserError
+from skytune.training.callbacks.base import MOMENTS, Callback, Callbacks
 
 OWN = '''
 import json

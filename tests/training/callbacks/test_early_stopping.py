@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laid import MEASURED
+from job_dirs import MEASURED
 from safetensors.numpy import load_file
-from skytune.training.callbacks.base.early_stopping import EarlyStopping
 
 from skytune.config import ConfigError, EarlyStoppingConfig, RunConfig, from_dict
+from skytune.training.callbacks.early_stopping import EarlyStopping
 
 WORSE = {
     "log": {"every_steps": 1},

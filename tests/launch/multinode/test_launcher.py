@@ -26,7 +26,7 @@ from skytune.launch.multinode.presence import LARGEST, Presence
 from skytune.launch.multinode.share import Share
 from skytune.launch.multinode.topology import Nodes
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HOST = re.escape(socket.gethostname())
 KEY = "my-run-0123456789ab"
 
@@ -252,7 +252,7 @@ def test_a_machine_that_dies_is_named(
 NODE_0 = """
 import sys
 sys.path.insert(0, {tests!r})
-import apart
+import machines_apart as apart
 from pathlib import Path
 from skytune.launch import several
 several.agent = lambda job, *rest: [sys.executable, "-c", {script!r}, str(job.root)]

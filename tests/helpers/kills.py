@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from laid import Place, assert_permutations, history, result, same, weights
-from lives import Life, Lives
+from forked_workers import Life, Lives
+from job_dirs import Place, assert_permutations, history, result, same, weights
 
 SOAK_LOG = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "soak.md"
 ROWS, EPOCHS, EVERY = 46, 5, 2
@@ -219,6 +219,6 @@ HEADER = """# Kill test: the log of `make soak`
 SIGKILL to a training worker's whole process group at random moments, half of them in the middle of a save, and the same
 job again, until it is done. Every start must go on from a valid step that is no older than the last one that was
 announced as saved; every run that comes to its end must have seen each row once an epoch, and its losses and weights
-must be those of a run that nobody disturbed, to the last bit. `tests/training/killing.py` has the details; it appends
+must be those of a run that nobody disturbed, to the last bit. `tests/helpers/kills.py` has the details; it appends
 one entry a store and soak.
 """

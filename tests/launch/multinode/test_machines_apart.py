@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from machines_apart import BUCKET, ROOT, S3, Cable, lay, missing
 from safetensors.numpy import load_file
-
-sys.path.append(str(Path(__file__).parent))
-from apart import BUCKET, ROOT, S3, Cable, lay, missing
 
 pytestmark = [
     pytest.mark.soak,
@@ -147,7 +145,7 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
         file = base / f"{name}.json"
         file.write_text(json.dumps(to_dict(found)))
         for rank, place in enumerate((job, file)):
-            words = [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(place)]
+            words = [sys.executable, str(ROOT / "tests" / "launch" / "machines_apart.py"), str(place)]
             env = {key: value.format(rank=rank) for key, value in engine.items()}
             inside = cable.inside(rank, words, hidden=base / "a" if rank else None)
             modules = f"{ROOT / 'src'}{os.pathsep}{base / 'modules'}"
@@ -177,7 +175,7 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
         first, second = both("resumed", str(share), SLURM)
         story.resumed = [first.end(200), second.end(60)]
         story.reference = lay(base / "alone", config=config({}, {}), **data)
-        alone = [sys.executable, str(ROOT / "tests" / "launch" / "apart.py"), str(story.reference)]
+        alone = [sys.executable, str(ROOT / "tests" / "launch" / "machines_apart.py"), str(story.reference)]
         code, said = Side(alone, base / "alone.log", base / "alone").end(200)
         assert code == 0, said
         yield story

@@ -1,6 +1,6 @@
 """Lives of worker processes, cheap enough to take many of them: a server that has imported everything forks a process
 group for each (importing takes ten times as long as a small job), which then is `skytune.training.worker` on a job
-directory like any other. `laid` lays job directories out and reads what runs have left; `Forked` is a launcher.
+directory like any other. `job_dirs` lays job directories out and reads what runs have left; `Forked` is a launcher.
 
     python lives.py         the server: reads `{"job": ..., "processes": ..., "output": ..., "env": {...}}` lines, and
                             `{"serve": [fifo, fifo]}` for another server, which reads and writes there
@@ -34,11 +34,11 @@ def serve() -> None:
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
     import s3fs  # noqa: F401
-    import skytune.training.callbacks.base.upload
     import torch.utils.tensorboard  # noqa: F401
     import transformers.models.auto.tokenization_auto
     import transformers.models.bert.modeling_bert  # noqa: F401
 
+    import skytune.training.callbacks.upload
     import skytune.training.trainer
     import skytune.training.worker  # noqa: F401
 

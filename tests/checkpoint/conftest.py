@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3_door import S3
+from s3_server import S3
 
 from skytune.checkpoint.backends.base import S3Backend
 from skytune.checkpoint.retry import Retry
