@@ -183,7 +183,7 @@ def environment(processes: int, threads: int, stop_seconds: float = 60.0) -> dic
     foreign = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PET_", "SLURM_")
     single = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
     env = {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in single}
-    source = Path(skytune.__file__).resolve().parents[1]  # comes last on the path: see start.py
+    source = Path(skytune.__file__).resolve().parents[1]  # comes last on the path: see bootstrap.py
     folders = [f for f in env.pop("PYTHONPATH", "").split(os.pathsep) if f and Path(f).resolve() != source]
     if folders:
         env["PYTHONPATH"] = os.pathsep.join(folders)

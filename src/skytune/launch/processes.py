@@ -15,7 +15,7 @@ from ..config import UserError
 KILLED = 5.0
 """Seconds that the kernel may take to end what was killed."""
 
-START = Path(__file__).with_name("start.py")
+START = Path(__file__).with_name("bootstrap.py")
 
 
 def module_command(module: str, *words: str, processes: int, folder: Path) -> list[str]:

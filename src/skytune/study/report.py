@@ -41,7 +41,7 @@ def build_experiment_page(
     models = fits(rows)
     factors = list(dict.fromkeys(key.removeprefix(FACTOR) for row in rows for key in row if key.startswith(FACTOR)))
     return render(
-        "experiment.html.jinja",
+        "study.html.jinja",
         title=name,
         note=note,
         subtitle=_subtitle(rows, found, design),

@@ -48,7 +48,7 @@ def wait(path):
 OTHER = """
 import json, signal, sys
 from skytune.config import Preempted, RunConfig, UserError
-from skytune.launch import worker_node
+from skytune.launch.multinode import node as worker_node
 from skytune.launch.multinode.topology import Nodes
 script, launch = sys.argv[1], json.loads(sys.argv[2])
 def told(*_): raise KeyboardInterrupt
@@ -581,7 +581,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Path:
     )
     (tmp_path / "as_a_host.py").write_text(
         "import sys\n"
-        "from skytune.launch import worker_node\n"
+        "from skytune.launch.multinode import node as worker_node\n"
         f"work = {str(tmp_path / 'work.py')!r}\n"
         "worker_node.agent = lambda job, nodes, *_: [sys.executable, work, str(job.root), str(nodes.rank)]\n"
         "sys.exit(worker_node.main())\n"

@@ -1,6 +1,6 @@
 """Other machines started from node 0 with the SSH client: words go over its pipes, the job and logs by rsync.
 
-python start.py skytune.launch.multinode.node        on each of them: a node whose words go through its own pipes
+python bootstrap.py skytune.launch.multinode.node        on each of them: a node whose words go through its own pipes
 """
 
 import contextlib
@@ -133,7 +133,7 @@ def _rsync(*words: str) -> None:
 def remote() -> str:
     """Return the command for a host's shell: this Python where the host has it at the same place, else its `python3`;
     this checkout's code where it has that, else the installed package."""
-    start = Path(skytune.__file__).resolve().parent / "launch" / "start.py"
+    start = Path(skytune.__file__).resolve().parent / "launch" / "bootstrap.py"
     handed = "".join(f"export {name}={shlex.quote(os.environ[name])}; " for name in HANDED_ON if os.environ.get(name))
     python, code = shlex.quote(sys.executable), shlex.quote(str(start))
     module = "skytune.launch.multinode.node"

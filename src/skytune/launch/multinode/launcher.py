@@ -1,4 +1,4 @@
-"""Worker processes on several machines, as node 0 has them run: the others do what `worker_node` says.
+"""Worker processes on several machines, as node 0 has them run: the others do what `node` says.
 
 On every machine one agent of torchrun runs, with the fixed rendezvous (`--master-addr`, `--master-port`): torch's store
 is the only thing that listens, on node 0. Who is there, and how it fares, goes through a `Mailbox` (see `presence`).

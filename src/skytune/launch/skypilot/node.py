@@ -1,6 +1,6 @@
 """On every machine that SkyPilot brings up: torchrun with the right ranks, within a time, and an end that says why.
 
-    python start.py skytune.launch.skypilot.node JOBDIR
+    python bootstrap.py skytune.launch.skypilot.node JOBDIR
 
 It reads SkyPilot's variables (SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS) and the launcher's (`scripts.environment`). A
 machine that is not what was asked for (GPUs missing, a driver too old for torch) ends the job before data is loaded.
