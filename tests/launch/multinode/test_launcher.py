@@ -268,7 +268,7 @@ def test_node_0_that_dies_ends_the_others(
     config.compute.device = ComputeConfig(device="cpu").device  # type: ignore[arg-type]
     job.write_job(Job(kind="train", run_key=KEY, config=config, labels=["a", "b"]))
     script = HEAD + "(JOB / 'pid-0').write_text(str(os.getpid())); time.sleep(600)"
-    code = NODE_0.format(tests=str(ROOT / "tests" / "launch"), script=script)
+    code = NODE_0.format(tests=str(ROOT / "tests" / "helpers"), script=script)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SKYTUNE_HOME": str(tmp_path / "first")}
     first = subprocess.Popen([sys.executable, "-c", code, str(job.root)], env=env, stdin=subprocess.DEVNULL)
     try:

@@ -4,7 +4,7 @@ Needs no ZenML. Where it shares no folder with node 0, a job comes to `<SKYTUNE_
 when it has ended. Code never comes from another machine: what a job names must be named by this
 machine's own command, and is imported from here.
 
-    python bootstrap.py skytune.launch.multinode.node        as `hosts` starts it: words go through the pipes of its `ssh`
+    python bootstrap.py skytune.launch.multinode.node    as `hosts` starts it: words go through the pipes of its `ssh`
 """
 
 import io
