@@ -254,7 +254,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import machines_apart as apart
 from pathlib import Path
-from skytune.launch import several
+from skytune.launch.multinode import launcher as several
 several.agent = lambda job, *rest: [sys.executable, "-c", {script!r}, str(job.root)]
 sys.exit(apart.main(Path(sys.argv[1])))
 """

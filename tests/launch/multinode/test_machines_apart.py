@@ -145,7 +145,7 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
         file = base / f"{name}.json"
         file.write_text(json.dumps(to_dict(found)))
         for rank, place in enumerate((job, file)):
-            words = [sys.executable, str(ROOT / "tests" / "launch" / "machines_apart.py"), str(place)]
+            words = [sys.executable, str(ROOT / "tests" / "helpers" / "machines_apart.py"), str(place)]
             env = {key: value.format(rank=rank) for key, value in engine.items()}
             inside = cable.inside(rank, words, hidden=base / "a" if rank else None)
             modules = f"{ROOT / 'src'}{os.pathsep}{base / 'modules'}"
@@ -175,7 +175,7 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
         first, second = both("resumed", str(share), SLURM)
         story.resumed = [first.end(200), second.end(60)]
         story.reference = lay(base / "alone", config=config({}, {}), **data)
-        alone = [sys.executable, str(ROOT / "tests" / "launch" / "machines_apart.py"), str(story.reference)]
+        alone = [sys.executable, str(ROOT / "tests" / "helpers" / "machines_apart.py"), str(story.reference)]
         code, said = Side(alone, base / "alone.log", base / "alone").end(200)
         assert code == 0, said
         yield story

@@ -103,7 +103,7 @@ def test_a_host_is_started_and_trains(
         for store, launch in (("store", several), ("own-store", {}))
     ]
     job = lay(tmp_path / "a", config=configs[0], **data)
-    words = cable.inside(0, [sys.executable, str(ROOT / "tests" / "launch" / "machines_apart.py"), str(job)])
+    words = cable.inside(0, [sys.executable, str(ROOT / "tests" / "helpers" / "machines_apart.py"), str(job)])
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
@@ -122,7 +122,7 @@ def test_a_host_is_started_and_trains(
     ]
 
     alone = lay(tmp_path / "alone", config=configs[1], **data)
-    words = [sys.executable, str(ROOT / "tests" / "launch" / "machines_apart.py"), str(alone)]
+    words = [sys.executable, str(ROOT / "tests" / "helpers" / "machines_apart.py"), str(alone)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout
     curves = [_losses(folder) for folder in (job, alone)]
