@@ -4,6 +4,8 @@ import hashlib
 import http.server
 import json
 import os
+import re
+import shlex
 import threading
 import urllib.parse
 from pathlib import Path
@@ -128,6 +130,22 @@ def files():
         return DataConfig(source=DataSource.files, train=train, **more)
 
     return _files
+
+
+@pytest.fixture
+def ways_out(files):
+    """ways_out(error, path, **more) yields a `DataConfig` for every way out that a message names: its words typed as
+    they stand, through Hydra."""
+    from skytune.config.compose import compose_run
+
+    def _ways_out(error, path, **more):
+        for clause in str(error).split("; "):
+            words = [word for word in shlex.split(clause) if re.match(r"data\.\w+=", word) and word[-1] != ":"]
+            if words:
+                kept = [f"data.{key}={value}" for key, value in more.items()]
+                yield compose_run(REPOSITORY / "configs", ["data=files", f"data.train={path}", *kept, *words]).data
+
+    return _ways_out
 
 
 class Hub(http.server.ThreadingHTTPServer):
@@ -270,4 +288,13 @@ def sst2():
     folder = REPOSITORY.parent / "shared" / "data" / "sst2"
     if not folder.is_dir():
         pytest.skip("the real SST-2 is not here")
+    return folder
+
+
+@pytest.fixture
+def faults():
+    """The folder of small inputs on which the product went wrong."""
+    folder = REPOSITORY.parent / "shared" / "faults"
+    if not folder.is_dir():
+        pytest.skip("the folder of faults is not here")
     return folder

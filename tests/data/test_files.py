@@ -156,7 +156,6 @@ def test_s3(files, monkeypatch):
         ("a.tsv", b"text\tlabel\na\t0\nb\xff\t1\n", r"a.tsv, line 3: broken UTF-8 \(byte 0xff\)"),
         ("a.csv", b"\xef\xbb\xbftext,label\na,0\nb\xe9,1\n", r"a.csv, line 3: broken UTF-8 \(byte 0xe9\)"),
         ("a.jsonl", b'{"text": "\xff"}', r"a.jsonl, line 1: broken UTF-8"),
-        ("a.tsv", "text\tlabel\na\t0\n".encode("utf-16"), r"a.tsv: is UTF-16; save it as UTF-8"),
         ("a.txt", "text\tlabel\na\t0\n", r"cannot tell what kind of file .*a.txt is; known endings: .csv"),
         ("noending", "text\tlabel\na\t0\n", r"cannot tell what kind of file"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a.jsonl, line 2: is not valid JSON"),
@@ -164,7 +163,6 @@ def test_s3(files, monkeypatch):
         ("a.jsonl", '{"text": "a"}\n["a", 0]\n', r"a.jsonl, row 2: is no JSON object"),
         ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', r"a.jsonl, row 1: 'label' is .*not one class"),
         ("a.parquet", b"PAR1 not really PAR1", r"a.parquet: is no readable Parquet file"),
-        ("a.tsv.gz", b"not gzip", r"a.tsv.gz: is not a whole gzip file"),
         ("a.tsv.gz", gzip.compress(b"text\tlabel\n" * 50, mtime=0)[:-12], r"a.tsv.gz: is not a whole gzip file"),
     ],
 )
@@ -184,7 +182,7 @@ def test_a_missing_file_a_folder_and_a_glob_without_match(files, tmp_path):
     with pytest.raises(UserError, match=r"no file matches"):
         read(files, str(tmp_path / "*.tsv"))
     (tmp_path / "folder.tsv").mkdir()
-    with pytest.raises(UserError, match=r"is a folder; give files in it"):
+    with pytest.raises(UserError, match=r"folder.tsv: is a folder without a table in it"):
         read(files, str(tmp_path / "folder.tsv"))
     with pytest.raises(UserError, match=r"nowhere://a.tsv"):
         read(files, "nowhere://a.tsv")

@@ -3,10 +3,10 @@
 from .errors import ConfigError, Detached, NotReachable, Preempted, UserError, WorkerError
 from .schema.callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .schema.compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
-from .schema.data import BadRows, DataConfig, DataSource, SpecialTokens
+from .schema.data import BadRows, DataConfig, DataSource, FileFormat, SpecialTokens
 from .schema.evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
 from .schema.model import ModelConfig
-from .schema.run import DebugConfig, Pipeline, RunConfig
+from .schema.run import DebugConfig, OnNan, Pipeline, RunConfig
 from .schema.strategy import (
     CompileConfig,
     CompileMode,

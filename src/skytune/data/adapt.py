@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..config import ConfigError, DataConfig, DataSource, UserError
+from ..config import DataConfig, DataSource, UserError
 from ..models.quiet import quiet
 from ..models.source import first_line
-from .rows import Rows, named_labels, text_column
+from .columns import column_of, fields, flat_names, text_of, wanted_columns
+from .rows import Rows, named_labels
 
 
 def from_dataset(dataset: Any, config: DataConfig, name: str) -> Rows:
@@ -18,39 +19,35 @@ def from_dataset(dataset: Any, config: DataConfig, name: str) -> Rows:
             f"the split '{name}' has a transform (set_transform, with_transform), which would be left out: apply it "
             "with .map(), or return a torch Dataset that applies it"
         )
-    present = list(dataset.column_names)
-    names_of_label = [config.label]
-    if config.source is DataSource.target and config.label == DataConfig.label:
-        names_of_label.append("labels")  # what tokenized data sets usually call it
-    label = next((column for column in names_of_label if column in present), None)
-    feature: Any = dataset.features[label] if label else None
+    schema = dataset.features.arrow_schema
+    present = flat_names(schema)
+    label = config.label
+    if config.source is DataSource.target and label == DataConfig.label and label not in present:
+        label = "labels"  # what tokenized data sets usually call it
+    feature: Any = dataset.features
+    for part in [label] if label in dataset.features else label.split("."):
+        feature = feature.get(part) if isinstance(feature, dict) else None
     names = list(feature.names) if type(feature).__name__ == "ClassLabel" else None
     rows = Rows(name=name, names=names, parts=[(name, len(dataset))], columns=present)
-    if label:
+    if label in present:
         rows.label = _column(dataset, label)
         if names is not None:
             rows.label = named_labels(rows.label, names)
-    if config.text in present:
-        rows.text = text_column(_column(dataset, config.text), config.text, name)
-        if config.text_pair:
-            if config.text_pair not in present:
-                raise ConfigError(_absent("text_pair", config.text_pair, name, present))
-            rows.pair = text_column(_column(dataset, config.text_pair), config.text_pair, name)
+    where = f"the split '{name}'"
+    numbers = [n for n in dataset.column_names if n != label and not _is_text(dataset.features[n])]
+    if config.source is DataSource.target and numbers and not set(fields(config.text)) <= set(present):
+        rows.other = dataset.select_columns(numbers)
         return rows
-    numbers = [column for column in present if column != label and not _is_text(dataset.features[column])]
-    if config.source is not DataSource.target or not numbers:
-        raise ConfigError(_absent("text", config.text, name, present))
-    rows.other = dataset.select_columns(numbers)
+    wanted_columns(present, where, config)
+    rows.text = text_of(config.text, lambda column: _column(dataset, column), where)
+    if config.text_pair:
+        rows.pair = text_of(config.text_pair, lambda column: _column(dataset, column), where, "data.text_pair")
     return rows
 
 
-def _absent(key: str, column: str, name: str, present: list[str]) -> str:
-    return f"data.{key}={column}: no such column in the split '{name}'; it has: {', '.join(map(repr, present))}"
-
-
 def _column(dataset: Any, name: str) -> pa.ChunkedArray:
-    column = dataset.select_columns([name]).with_format("arrow")[:].column(name)
-    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    outer = next(column for column in dataset.column_names if name == column or name.startswith(f"{column}."))
+    return column_of(dataset.select_columns([outer]).with_format("arrow")[:], name)
 
 
 def _is_text(feature: Any) -> bool:

@@ -1,10 +1,21 @@
-"""Rows from files: csv, tsv, jsonl and parquet, also gzipped, by path, glob or any fsspec URL."""
+"""Rows from files: tables of any usual kind, also compressed, by path, glob, saved folder or any fsspec URL."""
 
+import bz2
 import gzip
 import hashlib
+import io
+import lzma
+import re
+import zipfile
 import zlib
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
+
+from ..common.json import load_json
+from ..common.paths import check_name
 from ..config import DataConfig, UserError
 from ..config.installing import add_extra
 from ..config.secrets import reveal
@@ -22,20 +33,62 @@ KINDS = {
     ".json": "json",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".xlsx": "xlsx",
+    ".xlsm": "xlsx",
 }
-"""File name endings (`.gz` may follow all but parquet) and how they are read."""
+"""File name endings (one of `PACKED` may follow) and how they are read."""
+
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+"""Endings of compressed files; what they are is seen in their content."""
+
+UNPACKERS: dict[bytes, tuple[str, Callable[[bytes], bytes]]] = {
+    b"\x1f\x8b": ("gzip", gzip.decompress),
+    b"BZh": ("bz2", bz2.decompress),
+    b"\xfd7zXZ\0": ("xz", lzma.decompress),
+    b"\x28\xb5\x2f\xfd": ("zstd", lambda data: pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()),
+}
+"""Compressed files by how they begin: what they are called, and how they are read."""
+
+BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+)
+"""What reading a compressed file raises that is not whole, or locked, or packed in a way that Python does not know."""
+
+BINARY = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+"""Kinds that are known by how they begin, whatever they are called."""
+
+FOREIGN = {
+    rb"\xd0\xcf\x11\xe0": "is an old Excel workbook (.xls): save it as .xlsx or .csv",
+    rb"version https://git-lfs": "is a pointer of Git LFS, not the file: `git lfs pull` fetches it",
+    rb"SQLite format 3": "is an SQLite database: export the table as .csv",
+    rb"%PDF": "is a PDF, not a table",
+    rb"\s*<(!doctype|html)": "is a web page, not a table: the address may be that of a page about the file",
+    rb"\x80[\x02-\x05]": "is a pickle, which can run code: save the table as .parquet or .csv",
+    rb"Rar!|7z\xbc\xaf": "is an archive that cannot be read: pack it as .zip, or unpack it",
+}
+"""What people give for tables, by how it begins, and the way out."""
 
 
 def looks_like_file(spec: str) -> bool:
     """Return whether a split's name is rather a path: it ends like a file that can be read, or has a protocol."""
-    return "://" in spec or _ending(spec) in KINDS
+    return "://" in spec or _ending(spec) in KINDS or spec.lower().endswith(PACKED)
 
 
 def find_files(spec: str, key: str) -> list[tuple[Any, str]]:
-    """Return the (file system, path) pairs that a path, glob or URL means, sorted by path.
+    """Return the (file system, path) pairs that a path, glob or URL means, sorted by path; of a folder that
+    `Dataset.save_to_disk` left, its files.
 
     Raises:
-        UserError: no such file, a glob that matches nothing, a folder, an unknown or unreachable file system.
+        UserError: no such file, a glob that matches nothing, another folder, an unknown or unreachable file system.
     """
     import fsspec
 
@@ -57,7 +110,7 @@ def find_files(spec: str, key: str) -> list[tuple[Any, str]]:
                 raise UserError(f"{key}={spec}: no file matches")
             return [(system, name) for name in found]
         if system.isdir(path):
-            raise UserError(f"{key}={spec}: is a folder; give files in it, such as {spec.rstrip('/')}/*.csv")
+            return _saved_files(system, path.rstrip("/"), f"{key}={spec.rstrip('/')}")
     except (UserError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -107,24 +160,113 @@ def hash_content(system: Any, path: str) -> list[Any]:
         raise UserError(f"cannot read {path}: {error}") from error
 
 
+def _saved_files(system: Any, folder: str, word: str) -> list[tuple[Any, str]]:
+    """Return the files of a folder that `Dataset.save_to_disk` left.
+
+    Args:
+        word: the setting that names it, as it was typed.
+
+    Raises:
+        UserError: it is another folder; the message says what to give.
+    """
+    key = word.partition("=")[0]
+    if system.isfile(f"{folder}/dataset_dict.json"):
+        splits = load_json(system.cat_file(f"{folder}/dataset_dict.json"), dict).get("splits") or []
+        own = key.removeprefix("data.")
+        ways = [
+            f"data.{name}={word[len(key) + 1 :]}/{name}" for name in ("train", "validation", "test") if name in splits
+        ]
+        ways = ways if own == "train" and ways else [f"{word}/{own if own in splits else splits[0]}"] if splits else []
+        raise UserError(f"{word}: holds the splits {', '.join(map(str, splits))}; give {' '.join(ways)}")
+    if system.isfile(f"{folder}/state.json"):
+        state = load_json(system.cat_file(f"{folder}/state.json"), dict)
+        files = [check_name(entry["filename"]) for entry in state["_data_files"]]
+        if state.get("_indices_data_files"):
+            raise UserError(f"{word}: was saved with an index by an old version of datasets: load it and save it again")
+        return [(system, f"{folder}/{name}") for name in files]
+    for below in ("", "**/"):
+        found = [name for name in system.glob(f"{folder}/{below}*") if _ending(name) in KINDS and system.isfile(name)]
+        endings = Counter(re.search(r"\.[^/]*$", name)[0] for name in found if "." in name.rsplit("/", 1)[-1])  # type: ignore[index]
+        if endings:
+            raise UserError(
+                f"{word}: is a folder; give files in it, such as {word}/{below}*{endings.most_common(1)[0][0]}"
+            )
+    raise UserError(f"{word}: is a folder without a table in it (known endings: {', '.join(KINDS)})")
+
+
 def _read(system: Any, path: str, config: DataConfig, key: str) -> tuple[Rows, int]:
-    ending = _ending(path)
-    if ending not in KINDS:
-        raise UserError(f"{key}: cannot tell what kind of file {path} is; known endings: {', '.join(KINDS)} (also .gz)")
     try:
         with system.open(path, "rb") as file:
             data = file.read()
-        if path.endswith(".gz"):
-            data = gzip.decompress(data)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: is not a whole gzip file ({error})") from error
     except Exception as error:  # every file system has its own
         raise UserError(f"{key}: cannot read {path}: {first_line(error)}") from error
+    data, name = unpack(data, path, lambda: f"{key}=zip://%s::{system.unstrip_protocol(path)}")
     if not data.strip():
         raise UserError(f"{path}: the file is empty")
-    return parse(data, KINDS[ending], path, config)
+    return parse(data, config.format.value if config.format else _kind(data, name, key), path, config)
+
+
+def unpack(data: bytes, path: str, inside: Callable[[], str]) -> tuple[bytes, str]:
+    """Return what a compressed file holds (anything else as it is), and the name that tells its kind.
+
+    Args:
+        data: its content; how it begins tells how it was compressed, not its name.
+        path: its name.
+        inside: gives how one file of an archive is named on the command line, with `%s` for it.
+
+    Raises:
+        UserError: it is damaged, or an archive of several tables.
+    """
+    for start, (kind, function) in UNPACKERS.items():
+        if data.startswith(start):
+            try:
+                return unpack(function(data), path.removesuffix(next(filter(path.endswith, PACKED), "")), inside)
+            except BROKEN as error:
+                raise UserError(f"{path}: is not a whole {kind} file ({first_line(error)})") from error
+    if not data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return data, path.removesuffix(next(filter(path.lower().endswith, PACKED), ""))
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            names = [name for name in archive.namelist() if not re.search(r"(^|/)(\.|__MACOSX/)|/$", name)]
+            if "[Content_Types].xml" in names:
+                return data, f"{path}.xlsx"
+            if "mimetype" in names:
+                raise UserError(f"{path}: is an OpenDocument spreadsheet: save it as .xlsx or .csv")
+            tables = [name for name in names if _ending(name) in KINDS] or names
+            if len(tables) == 1:
+                return unpack(archive.read(tables[0]), tables[0], inside)
+    except BROKEN as error:
+        raise UserError(f"{path}: is not a whole zip file ({first_line(error)})") from error
+    if not tables:
+        raise UserError(f"{path}: the archive is empty")
+    shown = ", ".join(tables[:10]) + (", ..." if tables[10:] else "")
+    raise UserError(f"{path}: holds {len(tables)} files ({shown}); name one: {inside() % tables[0]}")
+
+
+def _kind(data: bytes, path: str, key: str) -> str:
+    """Return what kind of table a file is, by how it begins or what it is called.
+
+    Raises:
+        UserError: it is none, or nothing tells.
+    """
+    for start, kind in BINARY.items():
+        if data.startswith(start):
+            return kind
+    for pattern, what in FOREIGN.items():
+        if re.match(pattern, data, re.IGNORECASE):
+            raise UserError(f"{path}: {what}")
+    ending = _ending(path)
+    if ending in KINDS:
+        return KINDS[ending]
+    start = data.lstrip()[:1]
+    line = data.lstrip().partition(b"\n")[0]
+    likely = {b"{": "jsonl", b"[": "json"}.get(start, "tsv" if b"\t" in line else "csv")
+    hint = "" if b"\0" in data[:1000] else f"; data.format={likely} says what it is"
+    known = f"{', '.join(KINDS)} (also {', '.join(PACKED)})"
+    raise UserError(f"{key}: cannot tell what kind of file {path} is; known endings: {known}{hint}")
 
 
 def _ending(path: str) -> str:
-    name = path.rsplit("/", 1)[-1].lower().removesuffix(".gz")
+    name = path.rsplit("/", 1)[-1].lower()
+    name = name.removesuffix(next(filter(name.endswith, PACKED), ""))
     return f".{name.rsplit('.', 1)[1]}" if "." in name else ""

@@ -1,8 +1,12 @@
-"""Bytes of one file to rows: csv and tsv, JSON, Parquet. Whatever is wrong is named with its row or line."""
+"""Bytes of one file to rows: csv, tsv, JSON, Parquet, Arrow, Excel. Whatever is wrong is named with its row or line."""
 
 import csv
+import dataclasses
 import io
 import json
+import logging
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -10,12 +14,33 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ..common.json import load_json
-from ..config import BadRows, ConfigError, DataConfig, UserError
+from ..config import BadRows, DataConfig, UserError
 from ..models.source import first_line
-from .rows import Rows, named_labels, text_column
+from .columns import column_of, fields, flat_names, is_template, text_of, wanted_columns
+from .rows import Rows, named_labels
 
 BLOCK = 64 * 1024 * 1024
 """Bytes that the csv reader parses at once: no single row may be longer."""
+
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+"""What is looked for between columns, where nothing is said."""
+
+HEAD = 1_000_000
+"""Letters of a file in which its header is looked for."""
+
+SAMPLE = 100
+"""Rows whose texts are looked at for quotes around them."""
+
+MARKS = {
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+    b"\xef\xbb\xbf": "utf-8-sig",
+}
+"""Byte order marks, the longer one first."""
+
+log = logging.getLogger(__name__)
 
 
 def parse(data: bytes, kind: str, path: str, config: DataConfig) -> tuple[Rows, int]:
@@ -24,56 +49,128 @@ def parse(data: bytes, kind: str, path: str, config: DataConfig) -> tuple[Rows, 
     Args:
         data: the file's content, not compressed.
         kind: `csv` (quoted), `tsv` (as in GLUE: a quotation mark is an ordinary character), `jsonl`, `json` (an array
-            of objects, or lines), `parquet`.
+            of objects, or lines), `parquet`, `arrow` (a stream, or Feather), `xlsx` (its first sheet with the columns).
         path: what messages call it.
-        config: which columns hold text and label.
+        config: which columns hold text and label, and how text files are written.
 
     Raises:
         UserError: a file that is broken or lacks the columns.
     """
-    if kind == "parquet":
-        return _parquet(data, path, config), 0
-    text = _decode(data, path)
+    if kind in ("parquet", "arrow"):
+        return _arrow(data, kind, path, config), 0
+    if kind == "xlsx":
+        return _xlsx(data, path, config), 0
+    text = _decode(data, path, config.encoding)
     if kind in ("json", "jsonl"):
         return _json(text, path, config, array=kind == "json"), 0
-    return _csv(data, text, path, config, tabs=kind == "tsv")
+    return _csv(text, kind, path, config)
 
 
-def _decode(data: bytes, path: str) -> str:
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UserError(f"{path}: is UTF-16; save it as UTF-8")
+def _decode(data: bytes, path: str, encoding: str | None) -> str:
+    mark = next((name for start, name in MARKS.items() if data.startswith(start)), None)
+    if mark and mark != "utf-8-sig" and not encoding:
+        log.info("data: %s is %s, as its byte order mark says", path, mark.upper())
+    name = encoding or mark or "utf-8"
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode(name)
     except UnicodeDecodeError as error:
         # The start that the error names does not count a byte order mark.
-        skipped = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+        skipped = 3 if mark == "utf-8-sig" and not encoding else 0
         line = data.count(b"\n", 0, error.start + skipped) + 1
-        byte = error.object[error.start]
-        raise UserError(f"{path}, line {line}: broken UTF-8 (byte {byte:#04x}); save the file as UTF-8") from error
+        byte = f"(byte {error.object[error.start]:#04x})"
+        if encoding:
+            raise UserError(
+                f"{path}, line {line}: is not {encoding} {byte}; data.encoding says how it is written"
+            ) from error
+        raise UserError(f"{path}, line {line}: broken UTF-8 {byte}; {_other_encoding(data)}") from error
+    if not encoding and not mark and (wide := _without_mark(data)):
+        raise UserError(f"{path}: is {wide.upper()} without a byte order mark; data.encoding={wide} reads it")
+    return text.removeprefix("\ufeff")
 
 
-def _csv(data: bytes, text: str, path: str, config: DataConfig, tabs: bool) -> tuple[Rows, int]:
-    delimiter = "\t" if tabs else ","
-    head = io.StringIO(text[:1_000_000], newline="")
-    rows = csv.reader(head, csv.excel_tab if tabs else csv.excel, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
-    header = next((row for row in rows if row), [])
-    wanted = _columns(header, path, config)
-    bad: list[tuple[int | None, int]] = []
+def _without_mark(data: bytes) -> str | None:
+    """Return how a file is written of which every second byte is 0."""
+    head = data[:1000]
+    odd, even = head[1::2].count(0), head[::2].count(0)
+    return None if max(odd, even) <= len(head) // 4 else "utf-16-le" if odd > even else "utf-16-be"
+
+
+def _other_encoding(data: bytes) -> str:
+    """Return the way out for a file that is no UTF-8."""
+    name = "cp1252"
+    try:
+        data.decode(name)
+    except UnicodeDecodeError:
+        name = "latin-1"  # which reads anything
+    name = _without_mark(data) or name
+    return f"save the file as UTF-8, or say how it is written, as in data.encoding={name}"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a csv or tsv file is written."""
+
+    delimiter: str
+    quoted: bool
+    """Whether a quotation mark stands around a text, or is a letter like any other."""
+
+    header: list[str]
+    """Names of its columns."""
+
+
+def find_dialect(head: str, kind: str, config: DataConfig) -> Dialect:
+    """Return how a file is written that begins so: what the configuration says, else that in which its columns are.
+
+    Args:
+        head: its first lines.
+        kind: `csv` or `tsv`.
+        config: `delimiter`, `columns`, and the columns that are looked for.
+    """
+    own = "\t" if kind == "tsv" else ","
+    names = [*fields(config.text), *(fields(config.text_pair) if config.text_pair else [])]
+    found = []
+    for delimiter in [config.delimiter] if config.delimiter else dict.fromkeys([own, *DELIMITERS]):
+        quoted = kind == "csv" or delimiter != "\t"
+        style: Any = {"quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
+        lines = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, **style)
+        try:
+            first = next((row for row in lines if row), [])
+        except csv.Error:  # a quotation mark that is never closed
+            first = []
+        dialect = Dialect(delimiter, quoted, config.columns or first)
+        if len(first) == len(config.columns) if config.columns else set(names) <= set(first):
+            return dialect
+        found.append((len(first), dialect))
+    return max(found, key=lambda entry: entry[0])[1]
+
+
+def _csv(text: str, kind: str, path: str, config: DataConfig) -> tuple[Rows, int]:
+    if mark := re.match(r'"?sep=(.)"?\r?\n', text):  # Excel's own way to say it
+        text = text[mark.end() :]
+        config = dataclasses.replace(config, delimiter=config.delimiter or mark[1])
+    dialect = find_dialect(text[:HEAD], kind, config)
+    header, quoted = dialect.header, dialect.quoted
+    if not config.delimiter and dialect.delimiter != ("\t" if kind == "tsv" else ","):
+        log.info("data: %s has %s between its columns", path, DELIMITERS[dialect.delimiter])
+    if not quoted and header and all(_in_quotes(name) for name in header):
+        raise UserError(f"{path}: its cells stand in quotes; data.format=csv data.delimiter=tab reads them without")
+    wanted = wanted_columns(header, path, config)
+    bad: list[tuple[int | None, int, str]] = []
 
     def malformed(row: Any) -> str:
-        bad.append((row.number, row.actual_columns))
+        bad.append((row.number, row.actual_columns, row.text or ""))
         return "skip"
 
     try:
         table = pa.csv.read_csv(
-            pa.BufferReader(data),
+            pa.BufferReader(text.encode()),
             # One thread: only then does the reader know the number of a malformed row.
-            read_options=pa.csv.ReadOptions(use_threads=False, block_size=BLOCK),
+            read_options=pa.csv.ReadOptions(use_threads=False, block_size=BLOCK, column_names=config.columns),
             parse_options=pa.csv.ParseOptions(
-                delimiter=delimiter,
-                quote_char=False if tabs else '"',
-                double_quote=not tabs,
-                newlines_in_values=not tabs,
+                delimiter=dialect.delimiter,
+                quote_char='"' if quoted else False,
+                double_quote=quoted,
+                newlines_in_values=quoted,
                 invalid_row_handler=malformed,
             ),
             convert_options=pa.csv.ConvertOptions(
@@ -83,12 +180,31 @@ def _csv(data: bytes, text: str, path: str, config: DataConfig, tabs: bool) -> t
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
     if bad and config.bad_rows is BadRows.error:
-        number, columns = bad[0]
-        row = f", row {number - 1}" if number else ""
-        hint = "" if tabs else " (a comma or a quotation mark in a text needs quotes around the text)"
+        number, columns, line = bad[0]
+        row = f", row {number - (not config.columns)}" if number else ""
         has = f"has {columns} columns, the header {len(header)}"
-        raise UserError(f"{path}{row}: {has}{hint}; data.bad_rows=drop leaves such rows out")
-    return _rows(path, table.num_rows, config, {name: table[name] for name in wanted}, header), len(bad)
+        raise UserError(f"{path}{row}: {has}{_why(line, dialect, kind)}; data.bad_rows=drop leaves such rows out")
+    if not quoted and all(map(_in_quotes, table[wanted[0]][:SAMPLE].to_pylist())) and table.num_rows:
+        log.warning(
+            "data: the texts of %s stand in quotes, which are taken for a part of them; data.format=csv "
+            "data.delimiter=tab reads them without",
+            path,
+        )
+    return _rows(path, table, config, header), len(bad)
+
+
+def _in_quotes(text: str | None) -> bool:
+    return text is not None and len(text) > 1 and text[0] == text[-1] == '"'
+
+
+def _why(line: str, dialect: Dialect, kind: str) -> str:
+    """Return why a row has another number of columns than the header, where its line shows it."""
+    if not dialect.quoted:
+        return "; data.format=csv data.delimiter=tab reads cells in quotes" if '"' in line else ""
+    if dialect.delimiter == "\t":
+        return "; data.format=tsv takes quotation marks for letters" if '"' in line else ""
+    name = {",": "comma", ";": "semicolon"}.get(dialect.delimiter, dialect.delimiter)
+    return f" (a {name} or a quotation mark in a text needs quotes around the text)"
 
 
 def _json(text: str, path: str, config: DataConfig, array: bool) -> Rows:
@@ -109,22 +225,55 @@ def _json(text: str, path: str, config: DataConfig, array: bool) -> Rows:
     for number, record in enumerate(records, 1):
         if not isinstance(record, dict):
             raise UserError(f"{path}, row {number}: is no JSON object with the columns as keys")
-    present = list(dict.fromkeys(name for record in records for name in record))
-    wanted = _columns(present, path, config)
+    present = list(dict.fromkeys(name for record in records for name in _names(record)))
+    wanted = wanted_columns(present, path, config)
+    values = {name: [_inside(record, name) for record in records] for name in wanted}
+    return _from_values(path, values, len(records), config, present)
+
+
+def _names(record: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the keys of a record, and of the objects in it as `outer.inner`."""
+    found = []
+    for key, value in record.items():
+        found.append(f"{prefix}{key}")
+        if isinstance(value, dict):
+            found += _names(value, f"{prefix}{key}.")
+    return found
+
+
+def _inside(record: Any, name: str) -> Any:
+    """Return what stands at a key, or at `outer.inner`; None where there is no such thing."""
+    if not isinstance(record, dict):
+        return None
+    if name in record:
+        return record[name]
+    parts = name.split(".")
+    for cut in range(1, len(parts)):
+        if (outer := ".".join(parts[:cut])) in record:
+            return _inside(record[outer], ".".join(parts[cut:]))
+    return None
+
+
+def _from_values(path: str, values: dict[str, list[Any]], count: int, config: DataConfig, present: list[str]) -> Rows:
+    """Return rows of columns whose values may be of any type."""
     odd: dict[int, str] = {}
-    columns: dict[str, Any] = {}
-    for name in wanted:
-        values = [record.get(name) for record in records]
-        columns[name] = _labels(values, path, name) if name == config.label else _texts(values, name, odd)
-    rows = _rows(path, len(records), config, columns, present)
+    mixed = {name for spec in (config.text, config.text_pair) if spec and is_template(spec) for name in fields(spec)}
+    columns = {
+        name: _labels(column, path, name) if name == config.label else _texts(column, name, odd, name in mixed)
+        for name, column in values.items()
+    }
+    rows = _rows(path, pa.table(columns), config, present)
     rows.odd = odd
     return rows
 
 
-def _texts(values: list[Any], name: str, odd: dict[int, str]) -> pa.ChunkedArray:
+def _texts(values: list[Any], name: str, odd: dict[int, str], mixed: bool) -> pa.ChunkedArray:
+    """Return texts; what is none goes into `odd`, but for numbers in a template (`mixed`)."""
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            if value is not None:
+            if mixed and isinstance(value, (int, float)):
+                values[row] = json.dumps(value)
+            elif value is not None:
                 odd.setdefault(row, f"'{name}' is {json.dumps(value)[:40]}, not a text")
                 values[row] = None
         elif not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
@@ -145,16 +294,66 @@ def _labels(values: list[Any], path: str, name: str) -> pa.ChunkedArray:
         raise UserError(f"{path}: labels in '{name}' cannot be read: {first_line(error)}") from error
 
 
-def _parquet(data: bytes, path: str, config: DataConfig) -> Rows:
+def _xlsx(data: bytes, path: str, config: DataConfig) -> Rows:
+    """Read the first sheet of an Excel workbook that has the columns; rows without anything at its end do not count."""
+    import openpyxl
+
+    names = [*fields(config.text), *(fields(config.text_pair) if config.text_pair else [])]
+    sheets: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {}
     try:
-        file = pa.parquet.ParquetFile(pa.BufferReader(data))
-        wanted = _columns(file.schema_arrow.names, path, config)
-        table = file.read(columns=wanted)
-        table.validate(full=True)  # Parquet's writers may leave broken UTF-8
+        book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+        for sheet in book.worksheets:
+            lines = list(sheet.iter_rows(values_only=True))
+            while lines and not any(cell is not None for cell in lines[-1]):
+                lines.pop()
+            header = config.columns or (["" if cell is None else str(cell) for cell in lines.pop(0)] if lines else [])
+            sheets[sheet.title] = header, lines
+            if set(names) <= set(header):
+                break
+    except Exception as error:  # the package lets through whatever zipfile and XML parsers raise
+        raise UserError(f"{path}: is no readable Excel file: {first_line(error)}") from error
+    sheets = {name: cells for name, cells in sheets.items() if cells[0]}
+    if not sheets:
+        raise UserError(f"{path}: the workbook has no sheet with cells")
+    chosen = next((name for name, (header, _) in sheets.items() if set(names) <= set(header)), next(iter(sheets)))
+    header, lines = sheets[chosen]
+    if len(book.sheetnames) > 1:
+        log.info("data: of the sheets of %s (%s), '%s' is read", path, ", ".join(book.sheetnames), chosen)
+    wanted = wanted_columns(header, path, config)
+    places = {name: header.index(name) for name in wanted}
+    values = {
+        name: [_cell(line[place], name == config.label) if place < len(line) else None for line in lines]
+        for name, place in places.items()
+    }
+    return _from_values(path, values, len(lines), config, header)
+
+
+def _cell(value: Any, label: bool) -> Any:
+    """Return a cell as Excel shows it: people type texts that Excel takes for numbers and dates."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if value is None or (label and isinstance(value, (int, float))) else str(value)
+
+
+def _arrow(data: bytes, kind: str, path: str, config: DataConfig) -> Rows:
+    try:
+        if kind == "parquet":
+            file = pa.parquet.ParquetFile(pa.BufferReader(data))
+            schema = file.schema_arrow
+        else:
+            opened = pa.ipc.open_file if data.startswith(b"ARROW1") else pa.ipc.open_stream
+            whole = opened(pa.BufferReader(data)).read_all()
+            schema = whole.schema
+        wanted = wanted_columns(flat_names(schema), path, config)
+        tops = [name for name in schema.names if any(w == name or w.startswith(f"{name}.") for w in wanted)]
+        found = file.read(columns=wanted) if kind == "parquet" else whole.select(tops)
+        found.validate(full=True)  # Parquet's writers may leave broken UTF-8
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: is no readable Parquet file: {first_line(error)}") from error
-    rows = _rows(path, table.num_rows, config, {name: table[name] for name in wanted}, file.schema_arrow.names)
-    rows.names = _declared(file.schema_arrow, config.label)
+        name = {"parquet": "Parquet", "arrow": "Arrow"}[kind]
+        raise UserError(f"{path}: is no readable {name} file: {first_line(error)}") from error
+    table = pa.table({name: column_of(found, name) for name in wanted})
+    rows = _rows(path, table, config, flat_names(schema))
+    rows.names = _declared(schema, config.label)
     if rows.names and rows.label is not None:
         rows.label = named_labels(rows.label, rows.names)
     return rows
@@ -163,32 +362,20 @@ def _parquet(data: bytes, path: str, config: DataConfig) -> Rows:
 def _declared(schema: pa.Schema, label: str) -> list[str] | None:
     """Return the class names that Hugging Face's `datasets` wrote beside a file's schema; None where there are none."""
     try:
-        feature = load_json((schema.metadata or {})[b"huggingface"])["info"]["features"][label]
+        feature = _inside(load_json((schema.metadata or {})[b"huggingface"])["info"]["features"], label)
         names = feature["names"] if feature["_type"] == "ClassLabel" else None
     except (KeyError, TypeError, ValueError):
         return None
     return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
 
 
-def _columns(present: list[str], path: str, config: DataConfig) -> list[str]:
-    """Return the columns to read; the label may be absent (an unlabelled test split), texts may not."""
-    wanted = [config.text] + ([config.text_pair] if config.text_pair else [])
-    for key, name in zip(("text", "text_pair"), wanted, strict=False):
-        if name not in present:
-            raise ConfigError(f"data.{key}={name}: no such column in {path}; it has: {', '.join(map(repr, present))}")
-    for name in (*wanted, config.label):
-        if present.count(name) > 1:
-            raise UserError(f"{path}: the column '{name}' stands there {present.count(name)} times")
-    return wanted + ([config.label] if config.label in present else [])
-
-
-def _rows(path: str, count: int, config: DataConfig, columns: dict[str, Any], present: list[str]) -> Rows:
-    pair = columns.get(config.text_pair) if config.text_pair else None
+def _rows(path: str, table: pa.Table, config: DataConfig, present: list[str]) -> Rows:
+    pair = text_of(config.text_pair, table.column, path, "data.text_pair") if config.text_pair else None
     return Rows(
         name=path,
-        text=text_column(columns[config.text], config.text, path),
-        pair=None if pair is None else text_column(pair, str(config.text_pair), path),
-        label=columns.get(config.label),
-        parts=[(path, count)],
+        text=text_of(config.text, table.column, path),
+        pair=pair,
+        label=table.column(config.label) if config.label in table.column_names else None,
+        parts=[(path, table.num_rows)],
         columns=present,
     )

@@ -16,6 +16,7 @@ from ..models import (
     max_length,
     read_specials_as,
 )
+from .columns import fields, missing
 from .labels import MISSING, Classes, encode, find_classes, labelled, read_labels, shorten
 from .rows import Rows, drop_bad
 from .sources import Source
@@ -164,8 +165,8 @@ def _read(
     rows = read(config.train, "data.train", "train")
     if rows.label is None:
         where = rows.parts[0][0] if rows.parts else rows.name
-        has = ", ".join(map(repr, rows.columns))
-        raise ConfigError(f"data.label={config.label}: no such column in {where}; it has: {has}")
+        taken = [name for spec in (config.text, config.text_pair) if spec for name in fields(spec)]
+        raise ConfigError(missing("data.label", config.label, config.label, rows.columns, where, taken))
     lacking = read_labels(rows, config).lacking()
     if config.bad_rows is BadRows.drop and not lacking.all():
         rows = rows.take(np.flatnonzero(~lacking))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..config import BadRows, ConfigError, UserError
+from ..config import BadRows, UserError
 
 
 @dataclass(kw_only=True)
@@ -73,20 +73,6 @@ class Rows:
             number=number[positions],
             odd={},
         )
-
-
-def text_column(column: Any, name: str, where: str) -> pa.ChunkedArray:
-    """Return an Arrow column as large_string (rows of any total size).
-
-    Raises:
-        ConfigError: the column holds something else than text.
-    """
-    column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    types = pa.types
-    if types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return column.cast(pa.large_string())
-    raise ConfigError(f"{where}: column '{name}' holds {kind}, not text; data.text names the column with the texts")
 
 
 def named_labels(column: pa.ChunkedArray, names: list[str]) -> pa.ChunkedArray:

