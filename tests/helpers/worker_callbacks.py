@@ -41,3 +41,32 @@ class End:
             os.kill(os.getpid(), signal.SIGTERM)
         elif run.world.main:
             Path(run.job.root, "preempt").touch()
+
+
+class Sick:
+    """Spoils the loss in the steps `loss` and the gradients in the steps `gradient` (both from 0), and writes down the
+    sum of each weight's numbers after every step, in `weights.jsonl`."""
+
+    def __init__(self, loss: list[int] = [], gradient: list[int] = []) -> None:  # noqa: B006
+        self.loss, self.gradient = loss, gradient
+
+    def on_run_start(self, run: Any) -> None:
+        self.run = run
+        run.model.register_forward_hook(self._spoil, with_kwargs=True)
+
+    def on_step_end(self, run: Any) -> None:
+        sums = {}
+        for name, weight in run.model.state_dict().items():
+            full = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+            sums[name] = float(full.double().sum())
+        if run.world.main:
+            with Path(run.job.root, "weights.jsonl").open("a") as file:
+                file.write(json.dumps([run.step, sums]) + "\n")
+
+    def _spoil(self, model: Any, _: Any, given: Any, output: Any) -> Any:
+        if model.training and self.run.step in self.loss:
+            output["loss"] = output["loss"] * float("nan")
+        elif model.training and self.run.step in self.gradient:
+            # Its value is 0, its derivative is not a number.
+            output["loss"] = output["loss"] + (output["loss"] - output["loss"].detach()).sqrt()
+        return output

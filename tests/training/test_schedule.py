@@ -127,7 +127,7 @@ def test_a_warmup_that_never_ends_is_refused() -> None:
 
 def test_biases_and_norms_do_not_decay() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    decayed, rest = parameter_groups(model, 0.1)
+    decayed, rest = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
     assert [p.shape for p in decayed["params"]] == [(4, 3)]
     assert decayed["weight_decay"] == 0.1
     assert len(rest["params"]) == 3 and rest["weight_decay"] == 0.0

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 
-from ..config import Precision, RunConfig, StrategyName, UserError
+from ..config import OnNan, Precision, RunConfig, StrategyName, UserError
 from ..config.installing import add_extra
 
 
@@ -37,6 +37,11 @@ def refuse_strategy(config: RunConfig, processes: int, device: str) -> None:
     if name.is_zero:
         if config.ema.decay:
             raise UserError(f"strategy={name.value}: has no averaged weights (ema.decay); strategy=fsdp has")
+        if config.on_nan is not OnNan.stop or config.schedule.unfreeze_epochs:
+            key = "schedule.unfreeze_epochs" if config.schedule.unfreeze_epochs else f"on_nan={config.on_nan.value}"
+            raise UserError(
+                f"strategy={name.value}: DeepSpeed takes the step itself, without {key}; strategy=fsdp has it"
+            )
         # DeepSpeed's own variable: whoever sets it knows what it is for (tests).
         if device != "cuda" and os.environ.get("DS_ACCELERATOR") != device:
             raise UserError(

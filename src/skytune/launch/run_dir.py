@@ -42,6 +42,14 @@ UNDECISIVE_EVAL = ("batch_size", "sets", "metrics", "extra_metrics")
 """Likewise of `eval`: the logits are kept, whatever they are scored with."""
 
 
+NEWER = {
+    "": ("on_nan",),
+    "optimizer": ("no_decay", "layer_decay", "groups"),
+    "schedule": ("cycles", "unfreeze_epochs"),
+}
+"""Keys by group that enter only where they are set: keys of runs from before there were such stay what they were."""
+
+
 def decisive(config: RunConfig) -> dict[str, Any]:
     """Return the part of the configuration that decides the result."""
     values = {key: value for key, value in to_dict(config).items() if key not in UNDECISIVE}
@@ -50,6 +58,12 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     values["checkpoint"] = {key: values["checkpoint"][key] for key in ("select", "metric", "mode")}
     if config.schedule.scale_lr is ScaleLr.none:  # keys of runs from before there was such a thing stay what they were
         values["schedule"] = {k: v for k, v in values["schedule"].items() if not k.startswith("scale_")}
+    plain = to_dict(RunConfig())
+    for group, names in NEWER.items():
+        here, there = (values[group], plain[group]) if group else (values, plain)
+        for name in names:
+            if here[name] == there[name]:
+                del here[name]
     values["debug"] = {"overfit": config.debug.overfit}
     values["eval"] = {key: value for key, value in values["eval"].items() if key not in UNDECISIVE_EVAL}
     if own := deciding_metrics(config):

@@ -1,17 +1,23 @@
 """The training loop. It knows nothing of processes or files: `steps` are taken, callbacks do the rest."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
 
 import numpy as np
 
-from ..config import RunConfig, UserError
+from ..config import OnNan, RunConfig, UserError
 from ..data.order import SampleOrder
 from .callbacks.base import Callbacks, Run
 from .schedule import factor
 from .strategy import Strategy
 from .train_step import Steps
+
+MOST_LOST = 10
+"""Steps in a row that may be left out since loss or gradient were not finite: the weights themselves are lost then."""
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -22,11 +28,16 @@ def train(
     order: SampleOrder,
     callbacks: Callbacks,
     validate: Callable[[], dict[str, float]],
+    rewind: Callable[[Run], int],
 ) -> None:
     """Take optimizer steps from `run.step` to `run.total_steps`, or until a process is told to end.
 
+    Args:
+        rewind: puts weights and optimizer back to the last checkpoint (collective) and returns its step.
+
     Raises:
-        UserError: the loss is not finite (with the step and its rows), memory ran out, or a callback failed.
+        UserError: loss or gradient are not finite (with the step and its rows) and `on_nan` does not help, memory ran
+            out, or a callback failed.
     """
     config, world, model = run.config, run.world, strategy.module
     rate = factor(config.schedule, run.total_steps)
@@ -47,6 +58,7 @@ def train(
         agree_to_stop()
         model.train()
 
+    lost, last = 0, run.loss  # steps in a row that were left out; the loss before them
     if run.validation_owed:  # whoever took the last step was told to end before it
         validated()
     world.synchronize()
@@ -69,8 +81,12 @@ def train(
             reversed(range(len(rates))), rates, taken.losses, taken.norms, strict=True
         ):
             rows = order.rows(run.step)
-            if not math.isfinite(run.loss):
-                raise _not_finite(run, rows)
+            if math.isfinite(run.loss) and math.isfinite(run.grad_norm or 0.0):
+                lost, last = 0, run.loss
+            else:
+                lost += 1
+                _leave_out(run, rows, lost, rewind)
+                run.loss, run.grad_norm = last, None
             run.step += 1
             run.rows += len(rows)
             run.tokens += int(order.lengths[rows].sum())
@@ -114,9 +130,29 @@ def total_steps(config: RunConfig, order: SampleOrder) -> int:
     return config.max_steps or config.epochs * order.steps_per_epoch
 
 
-def _not_finite(run: Run, rows: np.ndarray) -> UserError:
+def _leave_out(run: Run, rows: np.ndarray, lost: int, rewind: Callable[[Run], int]) -> None:
+    """Do what `on_nan` says of a step whose loss or gradient is not finite; the weights are those before it.
+
+    Args:
+        rows: those of the step.
+        lost: how many such steps there were in a row.
+
+    Raises:
+        UserError: the run ends here.
+    """
+    config, world = run.config, run.world
+    what = "gradient's norm" if math.isfinite(run.loss) else "loss"
+    value = run.grad_norm if math.isfinite(run.loss) else run.loss
     shown = ", ".join(str(row) for row in rows[:32]) + (", ..." if len(rows) > 32 else "")
-    return UserError(
-        f"the loss is {run.loss} at step {run.step + 1} of {run.total_steps} (rows {shown} of the train split); "
-        f"a smaller optimizer.lr than {run.config.optimizer.lr:g}, optimizer.clip_norm or a look at those rows may help"
-    )
+    said = f"the {what} is {value} at step {run.step + 1} of {run.total_steps} (rows {shown} of the train split)"
+    if config.on_nan is OnNan.stop or lost == MOST_LOST:
+        ways = (
+            f"a smaller optimizer.lr than {config.optimizer.lr:g}, optimizer.clip_norm or a look at those rows may help"
+        )
+        many = f"; {lost} such steps in a row are too many for on_nan={config.on_nan.value}" if lost > 1 else ""
+        raise UserError(f"{said}{many}; {ways}{'; on_nan=skip leaves such steps out' if lost == 1 else ''}")
+    since = run.step if config.on_nan is OnNan.skip else rewind(run)
+    run.skipped += run.step + 1 - since
+    if world.main:
+        back = f"; weights and optimizer are those of step {since} again, its rows since are left out"
+        log.warning("%s: left out%s", said, back if config.on_nan is OnNan.rewind else "")

@@ -9,6 +9,7 @@ import torch
 
 from ..config import ConfigError, OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from ..config.targets import instantiate, locate
+from .parameter_groups import SCALE, parameter_groups
 
 
 def factor(config: ScheduleConfig, total_steps: int) -> Callable[[int], float]:
@@ -29,8 +30,10 @@ def factor(config: ScheduleConfig, total_steps: int) -> Callable[[int], float]:
     from transformers import get_scheduler
 
     name = "constant_with_warmup" if config.name is ScheduleName.constant else config.name.value
+    more = {} if config.cycles == 1 else {"scheduler_specific_kwargs": {"num_cycles": config.cycles}}
+    name = "cosine_with_restarts" if more else name
     nothing = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    found: Any = get_scheduler(name, nothing, num_warmup_steps=warmup, num_training_steps=total_steps)
+    found: Any = get_scheduler(name, nothing, num_warmup_steps=warmup, num_training_steps=total_steps, **more)
     at: Callable[[int], float] = found.lr_lambdas[0]
     return at
 
@@ -50,27 +53,9 @@ def _own(target: str, args: dict[str, Any], total_steps: int) -> Callable[[int],
     return at
 
 
-def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two parameter groups: weights that decay, and biases and normalization weights that do not.
-
-    By name and kind, as transformers' Trainer has it (XLNet, Funnel and ConvBERT have biases with two dimensions), and
-    nothing with one dimension decays (a batch normalization's weights, which the Trainer's names miss).
-    """
-    from transformers import Trainer
-
-    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not trainable:
-        raise ConfigError("model: no parameter is trainable (is everything frozen?)")
-    unlike_a_bias = set(Trainer.get_decay_parameter_names(None, model))  # it asks no Trainer for anything
-    decayed = [p for name, p in trainable if p.ndim > 1 and name in unlike_a_bias]
-    rest = [p for name, p in trainable if p.ndim <= 1 or name not in unlike_a_bias]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
 def build_optimizer(config: OptimizerConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer over the model's trainable parameters (fused AdamW on CUDA and CPU)."""
-    return optimizer_over(config, parameter_groups(model, config.weight_decay))
+    return optimizer_over(config, parameter_groups(model, config))
 
 
 def optimizer_over(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -89,5 +74,6 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all parameter groups, in proportion to the rates they were made with."""
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
-        base = optimizer.param_groups[0]["initial_lr"]
+        first = optimizer.param_groups[0]
+        base = first["initial_lr"] / first.get(SCALE, 1.0)
         group["lr"] = rate * (group["initial_lr"] / base)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..config import CompileMode, Precision, RunConfig, StrategyName, UserError
+from ..config import CompileMode, OnNan, Precision, RunConfig, StrategyName, UserError
 from ..config.schema.compute import Fast
 from ..data.batches import Ragged, TokenTable
 from ..data.order import SampleOrder
@@ -25,6 +25,7 @@ from ..packed.ops import Drop
 from ..packed.packing import GRAIN
 from .callbacks.base import Run
 from .packed_step import PackedSteps
+from .parameter_groups import SCALE
 from .prediction import logits_of
 from .strategy import Strategy
 from .train_step import EagerSteps, Steps
@@ -114,6 +115,14 @@ def why_not(
         return f"the optimizer is {type(optimizer).__name__}, not AdamW"
     if any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups):
         return "AdamW's amsgrad and maximize are not there"
+    if any(SCALE in group for group in optimizer.param_groups) or config.schedule.unfreeze_epochs:
+        return (
+            "its parameters learn at one rate, all of them (optimizer.layer_decay, .groups, schedule.unfreeze_epochs)"
+        )
+    if config.optimizer.no_decay is not None:
+        return "optimizer.no_decay may tell parameters apart that it updates together"
+    if config.on_nan is not OnNan.stop:
+        return f"on_nan={config.on_nan.value} looks at every step before it is taken"
     if config.batch.auto:
         return "batch.auto=true may have to change the micro-batch"
     if config.ema.decay:

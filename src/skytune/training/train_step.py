@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..config import RunConfig
+from ..config import OnNan, RunConfig
 from ..data.batches import TokenTable
 from ..data.order import MicroBatch, SampleOrder, step_seed
 from ..distributed.context import World
 from .callbacks.base import Run
 from .compiling import WIDTH
 from .oom import Attempts
+from .parameter_groups import Unfreezing
 from .prediction import loss_of
 from .schedule import set_rate
 from .strategy import Strategy
@@ -83,6 +84,8 @@ class EagerSteps(Steps):
     def __post_init__(self) -> None:
         self.feed = Feed(self.run.config, self.run.world, self.order, self.table, self.run.total_steps)
         self.attempts = Attempts(self.run, self.strategy, self.order.lengths)
+        every = self.run.config.schedule.unfreeze_epochs
+        self.unfreezing = Unfreezing(self.strategy.model, every, self.order.steps_per_epoch) if every else None
 
     def take(self, rates: list[float]) -> Taken:
         """See `Steps`: the gradient of the mean loss over one global batch, whatever it was cut into."""
@@ -102,11 +105,19 @@ class EagerSteps(Steps):
             if short:
                 self.optimizer.zero_grad(set_to_none=True)
                 self.attempts.halve(rows, int(short))
-        mean = total / world.size
-        if not math.isfinite(mean):
-            return Taken([mean], [None], told > 0)  # the weights stay what they were
-        self.attempts.finish()
-        norm = strategy.clip(run.config.optimizer.clip_norm)
+        mean, config = total / world.size, run.config
+        lenient = config.on_nan is not OnNan.stop
+        norm: torch.Tensor | None = None
+        if math.isfinite(mean):
+            self.attempts.finish()
+            if self.unfreezing is not None:
+                self.unfreezing.forget_frozen(run.step)
+            clip_norm = config.optimizer.clip_norm
+            norm = strategy.clip(math.inf if lenient and clip_norm is None else clip_norm)
+        # An infinite norm is nothing odd where the loss is scaled: the strategy leaves such steps out.
+        if not math.isfinite(mean) or (lenient and strategy.scaler is None and not math.isfinite(float(norm or 0.0))):
+            self.optimizer.zero_grad(set_to_none=True)
+            return Taken([mean], [None if norm is None else float(norm)], told > 0)  # the weights stay what they were
         done = strategy.step()
         return Taken([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
 

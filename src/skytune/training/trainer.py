@@ -183,7 +183,15 @@ def _train(
         with explained("the optimizer changed the weights (its own state has their size, once or twice)"):
             steps = open_steps(run, strategy, optimizer, order, table, notice.given)
             try:
-                train(run, steps=steps, strategy=strategy, order=order, callbacks=callbacks, validate=validate)
+                train(
+                    run,
+                    steps=steps,
+                    strategy=strategy,
+                    order=order,
+                    callbacks=callbacks,
+                    validate=validate,
+                    rewind=checkpoints.rewind,
+                )
             finally:
                 steps.close()
     except BaseException:

@@ -26,6 +26,14 @@ class Pipeline(str, Enum):
     benchmark = "benchmark"
 
 
+class OnNan(str, Enum):
+    """What becomes of a step whose loss or gradient is not finite."""
+
+    stop = "stop"
+    skip = "skip"
+    rewind = "rewind"
+
+
 @dataclass(kw_only=True)
 class DebugConfig:
     """Switches of the `debug` presets (smoke, overfit, profile)."""
@@ -74,6 +82,11 @@ class RunConfig:
     """`auto` is bf16 on GPUs that have it, else fp32. `fp32`, `tf32` (fp32 with faster, rougher matrix products),
     `bf16`, `fp16` (with loss scaling; refused on a CPU), `fp8` (needs torchao and a GPU that has it). What the device
     does not have falls back, says so, and is in the report."""
+
+    on_nan: OnNan = OnNan.stop
+    """A step whose loss or gradient is not finite: `stop` ends the run with its rows, `skip` leaves the step out,
+    `rewind` puts weights and optimizer back to the last checkpoint and leaves out all rows since (Chowdhery et al.
+    2022, arXiv:2204.02311, section 5.1). Ten such steps in a row end the run in any case."""
 
     resume: str = "auto"
     """`auto` continues an unfinished run of the same key from its newest whole checkpoint, else starts; `must` refuses

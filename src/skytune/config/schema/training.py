@@ -1,5 +1,7 @@
 """`batch`, `loader`, `optimizer`, `schedule`: the mathematics of training, and how rows reach it."""
 
+import math
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -67,7 +69,20 @@ class OptimizerConfig:
     """Peak learning rate."""
 
     weight_decay: float = 0.01
-    """Decoupled weight decay; biases and normalization weights, as transformers' Trainer tells them, never decay."""
+    """Decoupled weight decay; biases and normalization weights do not decay (see `no_decay`)."""
+
+    no_decay: list[str] | None = None
+    """Which parameters do not decay: regular expressions, looked for in their names (`[bias,LayerNorm.weight]`; `[]`:
+    all decay). Empty means biases and normalization weights, as transformers' Trainer tells them."""
+
+    layer_decay: float = 1.0
+    """Layer-wise decay of the learning rate: every layer has this many times the rate of the one above it, the head has
+    all of it (0.8 to 0.95 are usual for encoders; Clark et al. 2020, arXiv:2003.10555). 1 is off."""
+
+    groups: dict[str, Any] = field(default_factory=dict)
+    """Parameters with settings of their own, by a name of yours: `match`, a regular expression that is looked for in
+    their names, with `lr` or `weight_decay`, as in `+optimizer.groups.head={match:classifier,lr:1e-3}`. The first group
+    that matches counts, instead of `layer_decay`."""
 
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     """AdamW's two averaging constants."""
@@ -97,6 +112,30 @@ class OptimizerConfig:
         below_one(self, "optimizer", "momentum")
         above_zero(self, "optimizer", "clip_norm", more=", or null for no clipping")
         together(self, "optimizer", "args", "_target_")
+        if not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"optimizer.layer_decay={self.layer_decay}: must be above 0 and at most 1")
+        for pattern in self.no_decay or ():
+            _check_pattern("optimizer.no_decay", pattern)
+        for name, group in self.groups.items():
+            _check_group(f"optimizer.groups.{name}", group)
+
+
+def _check_group(key: str, group: Any) -> None:
+    """Refuse parameters with settings of their own that are not written as they must be."""
+    if not isinstance(group, dict) or not {"match"} < group.keys() <= {"match", "lr", "weight_decay"}:
+        raise ConfigError(f"{key}={group}: must be {{match:PATTERN}} with lr or weight_decay (or both)")
+    _check_pattern(f"{key}.match", group["match"])
+    for name, least, most in (("lr", 0, 10), ("weight_decay", 0, math.inf)):
+        value = group.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < most:
+            raise ConfigError(f"{key}.{name}={value}: must be a number, at least 0{' and below 10' * (name == 'lr')}")
+
+
+def _check_pattern(key: str, pattern: Any) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ConfigError(f"{key}={pattern}: is no regular expression: {error}") from error
 
 
 class ScheduleName(str, Enum):
@@ -128,6 +167,15 @@ class ScheduleConfig:
     warmup_ratio: float = 0.0
     """The same as a share of all steps, rounded up; used when `warmup_steps` is 0."""
 
+    cycles: int = 1
+    """`cosine`: how often the rate falls from its peak to 0; with more than one it restarts at the peak (Loshchilov &
+    Hutter 2017, arXiv:1608.03983)."""
+
+    unfreeze_epochs: float | None = None
+    """Gradual unfreezing (Howard & Ruder 2018, arXiv:1801.06146): at first the head alone learns, after every so many
+    epochs (0.5 is half of one) one more layer, from the top, and last the embeddings. Empty: all learn from the start.
+    The time of a step stays the same."""
+
     scale_lr: ScaleLr = ScaleLr.none
     """How `optimizer.lr` follows the global batch: `linear` (times `batch.global_size / scale_reference`; for SGD:
     Goyal et al. 2017, arXiv:1706.02677), `sqrt` (times its square root; for Adam: Malladi et al. 2022,
@@ -147,7 +195,10 @@ class ScheduleConfig:
         below_one(self, "schedule", "warmup_ratio")
         if self.warmup_steps and self.warmup_ratio:
             raise ConfigError("schedule.warmup_steps and schedule.warmup_ratio are both set: give one")
-        at_least(self, "schedule", 1, "scale_reference")
+        at_least(self, "schedule", 1, "scale_reference", "cycles")
+        if self.cycles > 1 and (self.name is not ScheduleName.cosine or self._target_):
+            raise ConfigError(f"schedule.cycles={self.cycles} has an effect only together with schedule.name=cosine")
+        above_zero(self, "schedule", "unfreeze_epochs")
         together(self, "schedule", "args", "_target_")
 
     def lr_scale(self, global_size: int) -> float:

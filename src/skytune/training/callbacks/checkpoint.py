@@ -87,18 +87,22 @@ class Snapshot:
             "scaling": self.strategy.scaling(),
         }
 
+    def restore_weights(self, found: Found) -> None:
+        """Put weights, optimizer and loss scaling back."""
+        self.strategy.load(open_tensors(found, "model"))
+        self.strategy.load_optimizer(open_tensors(found, "optimizer"), load_document(found, "optimizer"))
+        if self.ema is not None:
+            self.ema.restore(open_tensors(found, "ema"))
+        self.strategy.load_scaling(found.manifest.state.get("scaling"))
+
     def restore(self, run: Run, found: Found) -> None:
         """Put everything back.
 
         Raises:
             UserError: the checkpoint does not fit.
         """
-        self.strategy.load(open_tensors(found, "model"))
-        self.strategy.load_optimizer(open_tensors(found, "optimizer"), load_document(found, "optimizer"))
-        if self.ema is not None:
-            self.ema.restore(open_tensors(found, "ema"))
+        self.restore_weights(found)
         state = found.manifest.state
-        self.strategy.load_scaling(state.get("scaling"))
         for name in TOTALS:  # a version before this one may not have known all of them
             setattr(run, name, state.get(name, getattr(run, name)))
         run.resumed_from, run.earlier = run.step, state.get("spent", {})
@@ -193,6 +197,28 @@ class Checkpoints(Callback):
         found = fetch_everywhere(self.world, store, step, self.cache)
         self.snapshot.restore(run, found)
         self.saved_step = run.step
+
+    def rewind(self, run: Run) -> int:
+        """Put weights and optimizer back to the newest checkpoint (collective); return its step.
+
+        Raises:
+            UserError: there is none yet.
+        """
+
+        def newest() -> int | None:
+            if self.writer is not None:
+                self.writer.wait()
+            found = self.store.newest(into=self.cache)
+            return None if found is None else found.manifest.step
+
+        step = main_does(self.world, newest)
+        if step is None:
+            raise UserError(
+                f"on_nan=rewind: at step {run.step + 1} there is no checkpoint yet to go back to; "
+                f"checkpoint.every_steps={max(1, run.step // 2)} saves earlier, on_nan=skip needs none"
+            )
+        self.snapshot.restore_weights(fetch_everywhere(self.world, self.store, step, self.cache))
+        return int(step)
 
     def _choose(self) -> Chosen | None:
         chosen = choose(self.store, self.config.resume, self.decisive, self.cache)

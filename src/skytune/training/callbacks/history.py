@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class History(Callback):
             kind="step",
             step=run.step,
             epoch=round(run.step / run.steps_per_epoch, 4),
-            loss=run.loss,
+            loss=run.loss if math.isfinite(run.loss) else None,
             lr=run.lr,
             grad_norm=run.grad_norm,
             rows=run.rows,

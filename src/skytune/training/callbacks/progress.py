@@ -4,6 +4,7 @@ Whatever else is printed takes the bar's place, and it comes back below.
 """
 
 import logging
+import math
 import os
 import sys
 import time
@@ -68,8 +69,9 @@ class Progress(Callback):
 
     def on_step_end(self, run: Run) -> None:
         """Show where training stands."""
-        self.smooth = KEPT * self.smooth + (1 - KEPT) * run.loss
-        self.weight = KEPT * self.weight + (1 - KEPT)
+        if math.isfinite(run.loss):  # not before the first step that is not left out (`on_nan`)
+            self.smooth = KEPT * self.smooth + (1 - KEPT) * run.loss
+            self.weight = KEPT * self.weight + (1 - KEPT)
         if not run.world.main:
             return
         if self.first is None:  # the first step warms things up: rates and ETA count from its end
@@ -80,7 +82,7 @@ class Progress(Callback):
         if run.step > step and span > 0:
             rates = f"  {(run.rows - rows) / span:.0f} samples/s  {(run.tokens - tokens) / span:.0f} tokens/s"
             eta = f"  ETA {timedelta(seconds=round(span / (run.step - step) * (run.total_steps - run.step)))}"
-        done = f"{run.step}/{run.total_steps}  loss {self.smooth / self.weight:.4f}"
+        done = f"{run.step}/{run.total_steps}  loss {self.smooth / (self.weight or math.nan):.4f}"
         if self.bar is not None:
             self.bar.set_description_str(done + rates + eta, refresh=False)
             self.bar.update(1)

@@ -27,7 +27,7 @@ def find_blocks(model: torch.nn.Module, name: str | None = None) -> list[torch.n
         return found
     named = set(getattr(model, "_no_split_modules", None) or ())
     # A model may name its embeddings too; one module alone is no block.
-    found = [module for module in model.modules() if type(module).__name__ in named & _repeated(model)]
+    found = [module for module in model.modules() if _class(module) in named & _repeated(model)]
     if found:
         return found
     lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len({type(i) for i in m}) == 1]
@@ -57,6 +57,11 @@ def _twice(block: torch.nn.Module, forward: Any, *args: Any, **kwargs: Any) -> A
 def _repeated(model: torch.nn.Module) -> set[str]:
     """Return the names of classes of which there are several instances with parameters and children."""
     counts = Counter(
-        type(m).__name__ for m in model.modules() if next(m.children(), None) and next(m.parameters(), None) is not None
+        _class(m) for m in model.modules() if next(m.children(), None) and next(m.parameters(), None) is not None
     )
     return {name for name, count in counts.items() if count > 1}
+
+
+def _class(module: torch.nn.Module) -> str:
+    """Return the name of a module's class as it was before torch's `fully_shard` derived another one."""
+    return type(module).__name__.removeprefix("FSDP")

@@ -13,8 +13,9 @@ import torch
 from ...checkpoint.optimizer_state import flatten_state, restore_optimizer
 from ...checkpoint.shards import Stored
 from ...config import OptimizerConfig, RunConfig, UserError
+from ..parameter_groups import parameter_groups
 from ..prediction import logits_of, loss_of
-from ..schedule import optimizer_over, parameter_groups
+from ..schedule import optimizer_over
 from .base import Strategy, own_group
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class OptimizerSharding(Replicated):
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        groups = parameter_groups(self.model, config.weight_decay)
+        groups = parameter_groups(self.model, config)
         self.optimizer = ZeroRedundancyOptimizer(
             groups,
             optimizer_class=partial(_build, config),

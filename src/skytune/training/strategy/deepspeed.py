@@ -38,6 +38,8 @@ class DeepSpeed(Strategy):
         self.accelerator: Any = None
         self.skeleton: torch.nn.Module | None = None
         self.skipped = 0
+        self.members: list[list[torch.nn.Parameter]] = []
+        """The trained parameters of every group of the optimizer that was given to the engine."""
 
     def settings(self) -> dict[str, Any]:
         """Return DeepSpeed's configuration.
@@ -81,7 +83,9 @@ class DeepSpeed(Strategy):
             deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=self.settings()),
             mixed_precision={Precision.bf16: "bf16", Precision.fp16: "fp16"}.get(self.world.precision, "no"),
         )
-        engine, optimizer = self.accelerator.prepare(self.model, build_optimizer(config, self.model))
+        plain = build_optimizer(config, self.model)
+        self.members = [list(group["params"]) for group in plain.param_groups]
+        engine, optimizer = self.accelerator.prepare(self.model, plain)
         self.engine = self.module = engine
         self.optimizer = optimizer.optimizer
         return self.optimizer
@@ -148,9 +152,8 @@ class DeepSpeed(Strategy):
                 buffer.copy_(weights[name])
 
     def _parameters(self) -> list[torch.Tensor]:
-        """Return the trained parameters in the order in which a plain optimizer numbers them: decayed ones first."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        return [p for p in trained if _ndim(p) > 1] + [p for p in trained if _ndim(p) <= 1]
+        """Return the trained parameters in the order in which a plain optimizer numbers them."""
+        return [parameter for group in self.members for parameter in group]
 
     def optimizer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Whole, in the form of the plain optimizer."""
@@ -165,11 +168,10 @@ class DeepSpeed(Strategy):
         for number, parameter in enumerate(parameters):
             moments = {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
             state[number] = {"step": step} | {k: v.detach().to("cpu", copy=True) for k, v in moments.items()}
-        wide = sum(_ndim(p) > 1 for p in parameters)
-        members = [numbers for numbers in (list(range(wide)), list(range(wide, len(parameters)))) if numbers]
+        numbers = iter(range(len(parameters)))
         groups = [
-            {**{key: value for key, value in group.items() if key != "params"}, "params": numbers}
-            for group, numbers in zip(inner.param_groups, members, strict=True)
+            {**{key: value for key, value in group.items() if key != "params"}, "params": [next(numbers) for _ in own]}
+            for group, own in zip(inner.param_groups, self.members, strict=True)
         ]
         whole = {"state": state, "param_groups": groups}
         return flatten_state(type(inner).__name__, whole, [_shape(p) for p in parameters])
@@ -239,7 +241,3 @@ def _moments(optimizer: Any) -> list[str]:
 def _shape(parameter: torch.Tensor) -> list[int]:
     """Return a parameter's shape; stage 3 leaves an empty tensor and keeps the shape beside it."""
     return list(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def _ndim(parameter: torch.Tensor) -> int:
-    return len(_shape(parameter))
