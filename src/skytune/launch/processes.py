@@ -58,9 +58,10 @@ def end_group(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", grace: f
 
     An interrupt meanwhile (a second Ctrl-C) skips the asking, as does a grace of 0.
     """
-    groups = _groups(child.pid)
+    groups = [child.pid]
     try:
         if grace:
+            groups = _groups(child.pid)
             _send(child, signal.SIGTERM, groups[:1])
             if _gone(child, groups, grace):
                 return
