@@ -4,6 +4,7 @@ import atexit
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ os.environ["ZENML_ANALYTICS_OPT_IN"] = "false"
 os.environ["ZENML_REPOSITORY_PATH"] = tempfile.mkdtemp(prefix="skytune-tests-")
 Path(os.environ["ZENML_REPOSITORY_PATH"], ".zen").mkdir()
 atexit.register(shutil.rmtree, os.environ["ZENML_REPOSITORY_PATH"], ignore_errors=True)
+
+# A shell that starts them in its background has them ignore Ctrl-C, and so would all whom they tell by it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 

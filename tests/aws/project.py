@@ -78,7 +78,7 @@ class Project:
             process.send_signal(signal.SIGINT)
         for process in left:
             try:
-                process.communicate(timeout=120)
+                process.communicate(timeout=600)
             except subprocess.TimeoutExpired:
                 process.kill()
         cls.started.clear()

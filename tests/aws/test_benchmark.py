@@ -7,7 +7,7 @@ import pytest
 from farm import Farm
 from project import Project
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.soak
 
 READ = """
 import json, sys

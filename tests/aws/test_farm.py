@@ -12,7 +12,7 @@ import pytest
 from farm import Farm, Instance
 from sdk import sky
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.soak
 
 SPOT: dict[str, Any] = {"instance_type": "m5.large", "use_spot": True}
 
@@ -94,7 +94,7 @@ def test_two_nodes_see_each_other(farm: Farm, pair: list[Instance]) -> None:
 def test_skypilot_notices_a_preemption_with_and_without_a_notice(farm: Farm, pair: list[Instance]) -> None:
     head, worker = pair
     farm.preempt(worker, notice_s=2)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 600
     while len(farm.instances("pair")) == 2 and time.monotonic() < end:
         time.sleep(0.1)
     assert [each.id for each in farm.instances("pair")] == [head.id]

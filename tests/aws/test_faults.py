@@ -7,8 +7,6 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 from farm import Farm, catalog
 
-pytestmark = pytest.mark.timeout(900)  # the first one may have to bake the machine image
-
 from_west, from_east = "us-west-2", "us-east-1"
 
 

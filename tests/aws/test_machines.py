@@ -22,8 +22,6 @@ runcmd:
   - echo $(hostname) > /ran
 """
 
-pytestmark = pytest.mark.timeout(900)  # the first one may have to bake the machine image
-
 Run = Callable[..., list[Instance]]
 
 

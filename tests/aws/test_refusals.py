@@ -12,7 +12,7 @@ import pytest
 from farm import Farm
 from project import Finished, Project
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.slow
 
 # SkyPilot's real server, which says of itself that it is much older.
 OLDER = """

@@ -60,7 +60,6 @@ def user(farm: Farm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]
     yield User(farm, env)
 
 
-@pytest.mark.timeout(900)
 def test_machines_get_the_role_that_was_made_and_no_keys(user: User, farm: Farm) -> None:
     stack = str(SRC / "stack.py")
     made = user.run(stack, "register", "aws", "--compute", "m5.large")

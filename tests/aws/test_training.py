@@ -14,7 +14,7 @@ import pytest
 from farm import Farm, Instance
 from project import Finished, Project, read_until, terminated
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 TOLD = ["+callbacks.tell._target_=slowly.Tell", "plugins=[slowly]"]
 CANARY = "hf_canary0123456789abcdef"

@@ -21,7 +21,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The words that start a program from a server that has imported `colorsys`, which nothing else does."""
     socket = tmp_path_factory.mktemp("warm") / "s"
     with subprocess.Popen([sys.executable, FARM / "warm.py", "--here", socket, "colorsys"]) as server:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while not socket.exists() and time.monotonic() < end:
             time.sleep(0.02)
         yield [sys.executable, "-I", "-S", str(FARM / "ask.py"), str(socket), "/named", sys.executable]
@@ -80,14 +80,14 @@ def test_signals_reach_it_and_a_kill_takes_it_along(warm: list[str]) -> None:
     process = subprocess.Popen([*warm, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "on\n"
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=120)[0] == "told\n" and process.returncode == 0
+    assert process.communicate(timeout=600)[0] == "told\n" and process.returncode == 0
     code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
     process = subprocess.Popen([*warm, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     process.kill()
-    assert process.communicate(timeout=120)[0] == ""  # closed only when the program has ended too
-    end = time.monotonic() + 120
+    assert process.communicate(timeout=600)[0] == ""  # closed only when the program has ended too
+    end = time.monotonic() + 600
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.02)
     assert not Path(f"/proc/{pid}").exists()

@@ -31,7 +31,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def run(*words: str, bare: bool = True) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, *(["-c", BARE] if bare else []), str(SCRIPT), *words]
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.fixture(scope="module")

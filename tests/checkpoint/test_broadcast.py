@@ -40,7 +40,7 @@ for case in ("apart", "shared"):
     store, cache = Store.open(str(place), "run"), root / f"cache-{rank}"
     answers[case] = said(lambda: spreading.fetch_everywhere(world, store, 3, cache))
     answers[f"{case}, refused"] = said(lambda: spreading.refuse_unshared(world, store, "fsdp"))
-    until = time.monotonic() + 10  # the other process takes its mark away when both have looked
+    until = time.monotonic() + 600  # the other process takes its mark away when both have looked
     while (left := sorted(path.name for path in (place / "run").glob(".*"))) and time.monotonic() < until:
         time.sleep(0.05)
     answers[f"{case}, left"] = left
@@ -63,7 +63,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     words = [sys.executable, "-c", textwrap.dedent(RANK), str(root)]
     ranks = [subprocess.Popen(words, env={**env, "RANK": str(rank)}, stderr=subprocess.PIPE) for rank in range(2)]
     for rank in ranks:
-        assert rank.wait(120) == 0, rank.stderr.read().decode() if rank.stderr else ""
+        assert rank.wait(600) == 0, rank.stderr.read().decode() if rank.stderr else ""
         assert rank.stderr is not None
         rank.stderr.close()
     return [json.loads((root / f"answers-{rank}.json").read_text()) for rank in range(2)]

@@ -26,10 +26,13 @@ def test_one_holds_others_wait_for_the_release(store):
         acquire(store, "launch-2")
     assert refused.value.wait_seconds == 60
     said: list[str] = []
-    threading.Timer(0.3, held.release).start()
-    start = time.monotonic()
-    mine = acquire(store, "launch-2", wait_seconds=20, heartbeat_seconds=0.2, say=said.append)
-    assert 0.2 < time.monotonic() - start < 10 and len(said) == 1
+
+    def say(line: str) -> None:
+        said.append(line)
+        held.release()
+
+    mine = acquire(store, "launch-2", wait_seconds=600, heartbeat_seconds=0.2, say=say)
+    assert len(said) == 1
     mine.release()
     assert "lease.json" not in store.backend.names("run-1")
 
@@ -38,7 +41,7 @@ def test_one_holds_others_wait_for_the_release(store):
 def test_the_same_launch_takes_over_and_the_old_one_notices(store):
     old = acquire(store, "launch-1", heartbeat_seconds=0.05)
     new = acquire(store, "launch-1")
-    end = time.monotonic() + 5
+    end = time.monotonic() + 600
     while old.lost is None and time.monotonic() < end:
         time.sleep(0.01)
     with pytest.raises(UserError, match=r"launch-1 on .* has taken over this run"):
@@ -101,7 +104,7 @@ def test_a_silent_owner_is_taken_over_after_the_expiry_whatever_its_clock_says(s
     with pytest.raises(LeaseHeld, match=r"process 1 on elsewhere.* wait 1 s"):
         acquire(store, "launch-2")
     start = time.monotonic()
-    acquire(store, "launch-2", wait_seconds=30).release()
+    acquire(store, "launch-2", wait_seconds=600).release()
     assert time.monotonic() - start >= 0.6
 
 
@@ -208,7 +211,7 @@ def test_a_damaged_lease_is_nobodys(store_file, data):
 
 def test_a_machine_that_slept_looks_before_it_writes(store_file, monkeypatch):
     held = acquire(store_file, "launch-1", heartbeat_seconds=60, expiry_seconds=0.2)
-    other = acquire(store_file, "launch-2", wait_seconds=30)
+    other = acquire(store_file, "launch-2", wait_seconds=600)
     with pytest.raises(UserError, match=r"launch-2 on .* has taken over"):
         held.check()
     held.release()

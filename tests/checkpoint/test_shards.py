@@ -137,7 +137,7 @@ def test_all_processes_make_one_checkpoint(tmp_path: Path) -> None:
     both, halves = writers(tmp_path, Memory()), parts()
     for writer, half in zip(both, halves, strict=True):
         submit(writer, half)
-    (first,), (second,) = [writer.close(timeout=30) for writer in both]
+    (first,), (second,) = [writer.close(timeout=600) for writer in both]
     assert isinstance(first, Saved), first
     assert isinstance(second, Saved), second
     found = Store.open(str(tmp_path), "run").get(5)
@@ -161,7 +161,7 @@ def test_an_optimizer_without_tensors_comes_back_as_one(tmp_path: Path) -> None:
     both = writers(tmp_path, Memory())
     for writer in both:
         submit(writer, flatten_optimizer(optimizer))
-    assert [type(writer.close(timeout=30)[0]) for writer in both] == [Saved, Saved]
+    assert [type(writer.close(timeout=600)[0]) for writer in both] == [Saved, Saved]
     found = Store.open(str(tmp_path), "run").get(5)
     index = json.loads(found.files["shards.json"].read_text())
     assert index["optimizer"] == {}
@@ -174,7 +174,7 @@ def test_an_optimizer_without_tensors_comes_back_as_one(tmp_path: Path) -> None:
 def test_a_silent_process_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     both = writers(tmp_path, Memory(), patience=0.2)
     submit(both[0], parts()[0])
-    (event,) = both[0].close(timeout=30)
+    (event,) = both[0].close(timeout=600)
     assert isinstance(event, Failed)
     assert "process 1 did not write its part within" in event.message
     assert Store.open(str(tmp_path), "run").newest() is None
@@ -185,7 +185,7 @@ def test_a_process_that_fails_tells_the_others(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(both[1].store, "stage", lambda *a, **k: (_ for _ in ()).throw(UserError("the disk is full")))
     submit(both[1], halves[1])
     submit(both[0], halves[0])
-    events = [writer.close(timeout=30)[0] for writer in both]
+    events = [writer.close(timeout=600)[0] for writer in both]
     assert [type(event) for event in events] == [Failed, Failed]
     assert "process 1 could not write its part: the disk is full" in events[0].message
     assert Store.open(str(tmp_path), "run").newest() is None
@@ -196,7 +196,7 @@ def test_states_that_nobody_wrote_are_noticed(tmp_path: Path) -> None:
     both[1].own = frozenset()  # as if its plain tensors were copies of rank 0's
     for writer, half in zip(both, halves, strict=True):
         submit(writer, half)
-    events = [writer.close(timeout=30)[0] for writer in both]
+    events = [writer.close(timeout=600)[0] for writer in both]
     assert isinstance(events[0], Failed)
     assert "no process wrote AdamW.state.1" in events[0].message
 

@@ -292,7 +292,7 @@ def test_no_permission_to_a_folder(tmp_path):
     if os.geteuid() != 0:
         (tmp_path / "store").chmod(0o555)
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "store")], text=True, capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", code, str(tmp_path / "store")], text=True, capture_output=True, check=True, timeout=600
     )
     assert "store/run-1: no permission for writing a probe" in done.stdout, done.stdout + done.stderr
 

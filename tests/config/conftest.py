@@ -92,7 +92,7 @@ def command() -> Callable[..., "subprocess.CompletedProcess[str]"]:
         env = {key: value for key, value in os.environ.items() if key not in launched}
         env.update(options.pop("env", {}))  # type: ignore[call-overload]
         return subprocess.run(
-            [sys.executable, str(file), *words], env=env, capture_output=True, text=True, timeout=120, **options
+            [sys.executable, str(file), *words], env=env, capture_output=True, text=True, timeout=900, **options
         )  # type: ignore[call-overload, no-any-return]
 
     return run

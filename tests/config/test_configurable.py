@@ -123,7 +123,7 @@ def test_it_imports_where_there_is_no_hydra(module: str) -> None:
         f"import_plugins(['{module}'])\n"
         f"print(locate('{module}.build')(width=3)['width'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr
 
 

@@ -15,7 +15,7 @@ def loaded(modules: str, *blocked: str) -> set[str]:
         f"import sys\nfor name in {blocked!r}: sys.modules[name] = None\nimport {modules}\n"
         "print(*sorted({name.split('.')[0] for name, found in sys.modules.items() if found is not None}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

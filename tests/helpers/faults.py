@@ -1,4 +1,4 @@
-"""Callbacks that tests put into workers to make their life harder: slow steps, and a disk that others fill."""
+"""Callbacks that tests put into workers to make their life harder: slow steps, a halt, and a disk that others fill."""
 
 import os
 import time
@@ -14,6 +14,15 @@ class Slow:
 
     def on_step_end(self, run: Any) -> None:
         time.sleep(self.seconds)
+
+
+class Hold:
+    """Stands still after some steps until a file is there: `SKYTUNE_TEST_HOLD` is `STEP=FILE,STEP=FILE`."""
+
+    def on_step_end(self, run: Any) -> None:
+        places = dict(each.split("=", 1) for each in os.environ.get("SKYTUNE_TEST_HOLD", "").split(",") if each)
+        while (place := places.get(str(run.step))) and not Path(place).exists():
+            time.sleep(0.02)
 
 
 class Stranger:

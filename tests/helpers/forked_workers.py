@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-LONGEST = 120
+LONGEST = 600
 """Seconds that a life may take."""
 
 
@@ -147,7 +147,7 @@ class Life:
     def freeze(self) -> bool:
         """Stop the group where it stands, for a look at what it was doing; return whether it is there to be stopped."""
         self.send(signal.SIGSTOP)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 600
         while not self.ended() and time.monotonic() < until:
             try:
                 state = Path(f"/proc/{self.group}/stat").read_text().rpartition(")")[2].split()[0]
@@ -161,7 +161,7 @@ class Life:
     def kill(self) -> None:
         """SIGKILL to the whole group."""
         self.send(signal.SIGKILL)
-        assert self.ended(30)
+        assert self.ended(600)
 
 
 class Lives:
@@ -246,7 +246,7 @@ class Lives:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(60)
+        self.process.wait(600)
 
 
 class Forked:

@@ -120,7 +120,7 @@ def check_kills(lives: Lives, place: Place, kind: Kind, tally: Tally, rounds: in
         over = tally.kills >= rounds or tally.seconds > minutes * 60
         life = lives.start(run.job)
         killed = not over and _kill(life, run, kind, draw, length, tally)
-        if not killed and not life.ended(100):
+        if not killed and not life.ended(600):
             life.kill()
             raise AssertionError(f"a life that nobody disturbed did not come to its end:\n{life.said}")
         run.look(life, tally)

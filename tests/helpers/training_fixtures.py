@@ -121,4 +121,4 @@ def s3_process() -> Iterator[dict[str, str]]:
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
     server.stdin.close()
-    server.wait(10)
+    server.wait(600)

@@ -153,7 +153,7 @@ def running(pid: int) -> bool:
 def left(pids: Path) -> Callable[..., list[int]]:
     """Return a function that waits until the noted processes are gone, and returns those that are not."""
 
-    def wait(expected: int, within: float = 1.0) -> list[int]:
+    def wait(expected: int, within: float = 120.0) -> list[int]:
         found = noted(pids)
         assert len(found) >= expected, f"{len(found)} worker processes wrote their ids down, not {expected}"
         until = time.monotonic() + within

@@ -64,7 +64,7 @@ def written(run_job: Any, trouble: str, monkeypatch: pytest.MonkeyPatch) -> Call
     return write
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if condition():
@@ -84,16 +84,16 @@ def test_interrupted_and_killed_launchers_leave_nothing(written: Any, pids: Path
         )
     try:
         # Three workers and torchrun's agent.
-        assert wait_for(lambda: len(list(pids.glob("pid-*"))) == 4, 90), [d.poll() for d in drivers.values()]
+        assert wait_for(lambda: len(list(pids.glob("pid-*"))) == 4), [d.poll() for d in drivers.values()]
         time.sleep(0.5)  # in the middle of their steps
         drivers["interrupted"].send_signal(signal.SIGINT)
         drivers["killed"].kill()
-        out, err = drivers["interrupted"].communicate(timeout=20)
+        out, err = drivers["interrupted"].communicate(timeout=600)
         assert drivers["interrupted"].returncode == 130
         assert out.endswith("KeyboardInterrupt came out\n")
         assert "Traceback" not in err
-        drivers["killed"].communicate(timeout=20)
-        assert left(expected=4, within=8.0) == []
+        drivers["killed"].communicate(timeout=600)
+        assert left(expected=4) == []
     finally:
         for driver in drivers.values():
             driver.kill()
@@ -108,12 +108,12 @@ def test_signals_to_everybody_a_second_ctrl_c_and_a_lost_agent(written: Any, pid
     drivers = {}
     try:
         for name, kind in kinds.items():
-            job = written(name, pids, kind, num_processes=2, threads=1, timeouts={"kill": 30.0, "stop": 60.0})
+            job = written(name, pids, kind, num_processes=2, threads=1, timeouts={"kill": 300.0, "stop": 600.0})
             drivers[name] = subprocess.Popen(
                 [sys.executable, "-c", DRIVER, str(job.root)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         # Two workers and their agent, three times.
-        assert wait_for(lambda: len(noted(pids)) == 9, 120), [driver.poll() for driver in drivers.values()]
+        assert wait_for(lambda: len(noted(pids)) == 9), [driver.poll() for driver in drivers.values()]
         agents = {name: next(p for p in noted(pids) if parent(p) == drivers[name].pid) for name in drivers}
         time.sleep(0.5)  # in the middle of their steps
         workers = [pid for pid in noted(pids) if parent(pid) == agents["everybody"]]
@@ -121,19 +121,19 @@ def test_signals_to_everybody_a_second_ctrl_c_and_a_lost_agent(written: Any, pid
             os.kill(pid, signal.SIGUSR1)
         drivers["twice"].send_signal(signal.SIGINT)
         os.kill(agents["agent"], signal.SIGKILL)
-        out, err = drivers["everybody"].communicate(timeout=60)
+        out, err = drivers["everybody"].communicate(timeout=600)
         assert drivers["everybody"].returncode == 75, out + err
         assert "stopped after step" in out and "which is saved" in out
 
         drivers["twice"].send_signal(signal.SIGINT)
         begun = time.monotonic()
-        drivers["twice"].communicate(timeout=20)
+        drivers["twice"].communicate(timeout=600)
         assert drivers["twice"].returncode == 130
-        assert time.monotonic() - begun < 15, "neither the grace nor the time for saving"
+        assert time.monotonic() - begun < 200, "neither the grace nor the time for saving"
 
-        out, err = drivers["agent"].communicate(timeout=20)
+        out, err = drivers["agent"].communicate(timeout=600)
         assert drivers["agent"].returncode == 1, out + err
-        assert left(expected=9, within=8.0) == []
+        assert left(expected=9) == []
     finally:
         for driver in drivers.values():
             driver.kill()

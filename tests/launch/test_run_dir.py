@@ -309,14 +309,14 @@ def test_who_waits_learns_how_the_other_ended(said: list[str], ends_well: bool) 
     first, found = RunFolder("k").claim(), []
     thread = threading.Thread(target=lambda: found.append(RunFolder("k").claim()))
     thread.start()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 600
     while not said and time.monotonic() < until:
         time.sleep(0.01)
     assert len(said) == 1 and f"trained by process {os.getpid()}: waiting for it to end" in said[0] and not found
     if ends_well:
         first._write(process=1, finished=time.time())
     first.close()
-    thread.join(30)
+    thread.join(600)
     assert found[0].finished is ends_well
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from skytune.config import UserError
 
-WITHIN = 60.0
+WITHIN = 600.0
 """A run that fails must have ended by then."""
 
 
@@ -34,7 +34,7 @@ def at_once(run_job: Callable[..., Any], runs: dict[str, dict[str, Any]]) -> dic
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     return found
 
 
@@ -154,7 +154,7 @@ def test_the_rank_that_failed_is_named(
     assert said["alone"].startswith(f"worker process 0 failed: {how}\n")
     assert "training 4 steps" in said["alone"]
     # Two workers and their agent, twice; one worker and its two loader processes.
-    assert left(expected=9, within=8.0) == []
+    assert left(expected=9) == []
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class Checkout:
         # Nothing may come from another checkout that is installed in this environment.
         self.env["ZENML_CONFIG_PATH"] = str(home / "zenml")
 
-    def run(self, *words: str, cwd: Path | None = None, timeout: float = 280, **env: str) -> Finished:
+    def run(self, *words: str, cwd: Path | None = None, timeout: float = 900, **env: str) -> Finished:
         """Run `src/run.py` with these words."""
         if self.warm and not env:
             return self._run_warm(words, cwd or self.home, timeout)
@@ -88,10 +88,10 @@ class Checkout:
         """End the server of warm commands."""
         if self.server is not None and self.server.stdin is not None:
             self.server.stdin.close()
-            self.server.wait(30)
+            self.server.wait(600)
             self.server = None
 
-    def python(self, *words: str, cwd: Path | None = None, timeout: float = 280, **env: str) -> Finished:
+    def python(self, *words: str, cwd: Path | None = None, timeout: float = 900, **env: str) -> Finished:
         """Run this interpreter."""
         done = subprocess.run(
             [sys.executable, *words],

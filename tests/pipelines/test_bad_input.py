@@ -325,7 +325,7 @@ def test_a_hub_that_does_not_answer(scene: Scene) -> None:
     online.env = {k: v for k, v in online.env.items() if k != "HF_HUB_OFFLINE"} | {"HF_ENDPOINT": "http://127.0.0.1:9"}
     start = time.monotonic()
     done = online.run("data=sst2", "model=bert-base")
-    assert time.monotonic() - start < 60  # most of it imports, on a busy machine
+    assert time.monotonic() - start < 300  # most of it imports, on a busy machine
     failed_in_one_line({"code": done.code, "out": done.out, "err": done.err}, "http://127.0.0.1:9 does not answer")
     for way in ("data=files", "HF_ENDPOINT", "model=minilm data=movie-reviews"):
         assert way in done.err

@@ -179,7 +179,6 @@ def test_several_evaluation_sets(three_classes: Any, small: list[str], reviews: 
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_default_command(new_checkout: Callable[[], Any]) -> None:
     """`python src/run.py` alone: no account, no hub; learns; leaves the checkout as it was; names everything."""
     checkout = new_checkout()

@@ -102,7 +102,6 @@ def test_the_pods_of_a_pytorchjob_find_each_other() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(500)
 @pytest.mark.skipif(bool(reason := missing()), reason=reason or "here")
 @pytest.mark.parametrize("engine", ["Indexed Job", "PyTorchJob"])
 def test_the_containers_command_in_two_namespaces(
@@ -154,7 +153,7 @@ def test_the_containers_command_in_two_namespaces(
                     stderr=subprocess.STDOUT,
                 )
             )
-        said = [pod.communicate(timeout=400)[0] for pod in pods]
+        said = [pod.communicate(timeout=600)[0] for pod in pods]
         assert [pod.returncode for pod in pods] == [0, 0], "\n".join(said)
         assert "2 x cpu" in said[0]
         assert said[1].splitlines()[-1] == "the run is done; node 0 has the results"

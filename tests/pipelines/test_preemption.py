@@ -12,21 +12,28 @@ from typing import Any
 
 import pytest
 
-SLOW = "import time\nclass Slow:\n    def on_step_end(self, run): time.sleep(0.15)\n"
+HOLD = """
+import os, pathlib, time
+class Hold:
+    def on_step_end(self, run):
+        while str(run.step) == os.environ.get("HOLD_AT") and not pathlib.Path(run.job.root, "preempt").exists():
+            time.sleep(0.02)
+"""
+# It stands still after a step, until it is asked to end: so it cannot be over before.
 
 
 @pytest.fixture(scope="module")
 def scene(new_checkout: Callable[[], Any], small: list[str]) -> Any:
-    """A source tree with a callback that makes steps slow, so that a signal falls into training."""
+    """A source tree with a callback that holds a run until the signal is there."""
     checkout = new_checkout()
-    (checkout.source / "src" / "slow_steps.py").write_text(SLOW)
+    (checkout.source / "src" / "hold_steps.py").write_text(HOLD)
     words = [word for word in small if not word.startswith("epochs=")]
     checkout.words = [
         *words,
         "epochs=8",
         "eval.every_epochs=2",
         "log.every_seconds=0",
-        "+callbacks.slow._target_=slow_steps.Slow",
+        "+callbacks.hold._target_=hold_steps.Hold",
     ]
     return checkout
 
@@ -36,7 +43,7 @@ def interrupted(scene: Any, number: signal.Signals, after_step: int) -> subproce
     child = subprocess.Popen(
         [sys.executable, str(scene.source / "src" / "run.py"), *scene.words],
         cwd=scene.home,
-        env=scene.env,
+        env={**scene.env, "HOLD_AT": str(after_step + 3)},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -44,7 +51,7 @@ def interrupted(scene: Any, number: signal.Signals, after_step: int) -> subproce
     )
     assert child.stdout is not None
     said = ""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     for line in child.stdout:
         said += line
         step = re.match(r"step (\d+)/", line)
@@ -52,7 +59,7 @@ def interrupted(scene: Any, number: signal.Signals, after_step: int) -> subproce
             os.kill(child.pid, number)
             break
         assert time.monotonic() < until, said
-    rest, err = child.communicate(timeout=120)
+    rest, err = child.communicate(timeout=600)
     return subprocess.CompletedProcess(child.args, child.returncode, said + rest, err)
 
 

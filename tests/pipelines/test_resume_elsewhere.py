@@ -16,9 +16,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-SLOW = "import time\nclass Slow:\n    def on_step_end(self, run): time.sleep(0.1)\n"
+HOLD = """
+import os, pathlib, time
+class Hold:
+    def on_step_end(self, run):
+        while str(run.step) == os.environ.get("HOLD_AT") and not pathlib.Path(run.job.root, "preempt").exists():
+            time.sleep(0.02)
+"""
+# It stands still after a step, until it is asked to end: so it cannot be over before.
+
 STORE = "hf://me/runs"
-MINE = "plugins=[slow_steps]"
+MINE = "plugins=[hold_steps]"
 """The store names a callback of ours, which is called only where the command names its module."""
 
 
@@ -27,7 +35,7 @@ class Machines:
 
     def __init__(self, checkout: Any, hub: Any, s3: str) -> None:
         self.checkout, self.hub = checkout, hub
-        (checkout.source / "src" / "slow_steps.py").write_text(SLOW)
+        (checkout.source / "src" / "hold_steps.py").write_text(HOLD)
         self.env = {
             "HF_ENDPOINT": hub.url,
             "HF_TOKEN": "hf_right",
@@ -72,8 +80,8 @@ def words(small: list[str], tiny_model: Path, tmp_path_factory: pytest.TempPathF
     own = tmp_path_factory.mktemp("first") / "own-model"
     shutil.copytree(tiny_model, own)
     kept = [word for word in small if not word.startswith("model.name=")]
-    slow = "+callbacks.slow._target_=slow_steps.Slow"
-    return [*kept, f"model.name={own}", slow, "log.every_seconds=0", "log.every_steps=1", "checkpoint.select=last"]
+    hold = "+callbacks.hold._target_=hold_steps.Hold"
+    return [*kept, f"model.name={own}", hold, "log.every_seconds=0", "log.every_steps=1", "checkpoint.select=last"]
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +91,14 @@ def stopped(machines: Machines, words: list[str]) -> dict[str, bytes]:
     child = subprocess.Popen(
         [sys.executable, str(machine.source / "src" / "run.py"), *words, f"checkpoint.store={STORE}"],
         cwd=machine.home,
-        env=machine.env,
+        env={**machine.env, "HOLD_AT": "8"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
     )
     assert child.stdout is not None
-    said, until = "", time.monotonic() + 120
+    said, until = "", time.monotonic() + 600
     for line in child.stdout:
         said += line
         step = re.match(r"step (\d+)/", line)
@@ -98,7 +106,7 @@ def stopped(machines: Machines, words: list[str]) -> dict[str, bytes]:
             os.kill(child.pid, signal.SIGTERM)
             break
         assert time.monotonic() < until, said
-    rest, err = child.communicate(timeout=120)
+    rest, err = child.communicate(timeout=600)
     assert child.returncode == 75, said + rest + err
     return dict(machines.hub.files("me/runs"))
 
@@ -141,7 +149,6 @@ def bucket(stopped: dict[str, bytes], s3: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["hub", pytest.param("s3", marks=pytest.mark.soak)])
 def test_resume_alone_goes_on_exactly(
     kind: str, machines: Machines, stopped: dict[str, bytes], whole: dict[str, np.ndarray], bucket: str
@@ -151,7 +158,7 @@ def test_resume_alone_goes_on_exactly(
     machine = machines.machine(f"empty-{kind}")
     done = machine.run(f"resume={place}")
     assert (done.code, done.err.count("\n")) == (1, 1), done.err
-    assert "wants callbacks.slow._target_=slow_steps.Slow" in done.err
+    assert "wants callbacks.hold._target_=hold_steps.Hold" in done.err
     done = machine.run(f"resume={place}", MINE)
     assert done.code == 0, done.err
     assert f"continuing {key}: its configuration comes from {place}/{key}" in done.out
@@ -171,7 +178,6 @@ def test_resume_alone_goes_on_exactly(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_what_is_another_run_is_refused(
     machines: Machines, stopped: dict[str, bytes], bucket: str, reviews: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-SLOW = "import time\nclass Slow:\n    def on_step_end(self, run): time.sleep(0.1)\n"
+HOLD = """
+import os, pathlib, time
+class Hold:
+    def on_step_end(self, run):
+        while str(run.step) == os.environ.get("HOLD_AT") and not pathlib.Path(run.job.root, "preempt").exists():
+            time.sleep(0.02)
+"""
+# It stands still after a step, until it is asked to end: so it cannot be over before.
+
 SCONTROL = '#!/bin/sh\necho "$@" >> "$SCONTROL_CALLS"\n'
 
 
@@ -22,7 +30,7 @@ class Cluster:
 
     def __init__(self, checkout: Any, words: list[str], commands: Path) -> None:
         self.checkout, self.words, self.calls = checkout, words, commands / "calls"
-        (checkout.source / "src" / "slow_steps.py").write_text(SLOW)
+        (checkout.source / "src" / "hold_steps.py").write_text(HOLD)
         scontrol = commands / "scontrol"
         scontrol.write_text(SCONTROL)
         scontrol.chmod(0o755)
@@ -41,7 +49,7 @@ class Cluster:
         script = self.checkout.source / "configs" / "slurm" / "train.sbatch"
         child = subprocess.Popen(
             ["bash", str(script), *self.words],
-            env={**self.env, "SLURM_RESTART_COUNT": str(restarts)},
+            env={**self.env, "SLURM_RESTART_COUNT": str(restarts), "HOLD_AT": "" if restarts else "8"},
             cwd=self.checkout.home,
             text=True,
             stdout=subprocess.PIPE,
@@ -56,7 +64,7 @@ class Cluster:
                 if stop(line, child.pid):
                     break
             try:
-                return child.wait(120), said + child.stdout.read()
+                return child.wait(600), said + child.stdout.read()
             except subprocess.TimeoutExpired:
                 for process in children(child.pid):
                     os.kill(process, signal.SIGABRT)  # Python says where all its threads are
@@ -72,7 +80,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(new_checkout: Callable[[], Any], small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    words = [*small, "+callbacks.slow._target_=slow_steps.Slow", "log.every_seconds=0"]
+    words = [*small, "+callbacks.hold._target_=hold_steps.Hold", "log.every_seconds=0"]
     return Cluster(new_checkout(), words, tmp_path_factory.mktemp("commands"))
 
 
@@ -88,7 +96,6 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_the_job_comes_back_until_it_is_done(cluster: Cluster) -> None:
     def time_limit(line: str, shell: int) -> bool:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LONGEST = 300
+LONGEST = 900
 """Seconds that a command may take: nothing is left behind by tests that were ended."""
 
 

@@ -207,7 +207,7 @@ def browser(html: str, folder: Path, *options: str) -> str:
         *options,
         page.as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -68,7 +68,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     yield made
     assert made.child.stdin is not None
     made.child.stdin.close()
-    made.child.wait(30)
+    made.child.wait(600)
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def test_credentials_of_another_account(stack: Commands, aws: Any, monkeypatch: 
 def test_help_needs_nothing_and_fits(words: list[str]) -> None:
     """In a Python that has only the standard library."""
     run = subprocess.run(
-        [sys.executable, "-S", "-E", str(SRC / "stack.py"), *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", "-E", str(SRC / "stack.py"), *words], capture_output=True, text=True, timeout=600
     )
     assert run.returncode == 0 and run.stderr == ""
     assert max(map(len, run.stdout.splitlines())) <= 110
@@ -315,7 +315,7 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
         [sys.executable, "-S", "-E", str(SRC / "stack.py"), "register", "aws"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         cwd=tmp_path,
     )
     assert run.returncode == 1 and run.stdout == ""

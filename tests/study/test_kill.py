@@ -48,7 +48,7 @@ def start(config: RunConfig, folder: Path, env: dict[str, str]) -> "subprocess.P
 
 
 def wait_for(what: Callable[[], bool], child: "subprocess.Popen[bytes]", log: Path) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not what():
         assert child.poll() is None and time.monotonic() < until, log.read_text()[-3000:]
         time.sleep(0.05)
@@ -56,7 +56,6 @@ def wait_for(what: Callable[[], bool], child: "subprocess.Popen[bytes]", log: Pa
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_killed_twice_and_started_again_gives_the_same_table(design: Callable[..., RunConfig], tmp_path: Path) -> None:
     (tmp_path / "slow_cells.py").write_text(SLOW)
     env = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2] / "src"), str(tmp_path)])}
@@ -82,8 +81,8 @@ def test_killed_twice_and_started_again_gives_the_same_table(design: Callable[..
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
         other = start(config, killed, env)
-        assert other.wait(timeout=120) == 0, log.read_text()[-3000:]
-        assert child.wait(timeout=120) == 0, (straight / "log.txt").read_text()[-3000:]
+        assert other.wait(600) == 0, log.read_text()[-3000:]
+        assert child.wait(600) == 0, (straight / "log.txt").read_text()[-3000:]
     finally:
         for process in (child, other):
             if process.poll() is None:
@@ -104,7 +103,6 @@ def test_killed_twice_and_started_again_gives_the_same_table(design: Callable[..
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_an_interrupt_ends_cells_that_run_at_once_and_they_go_on(
     design: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
@@ -118,14 +116,14 @@ def test_an_interrupt_ends_cells_that_run_at_once_and_they_go_on(
     try:
         wait_for(lambda: log.read_text().count("step 1/") >= 2, child, log)
         os.kill(child.pid, signal.SIGINT)
-        assert child.wait(timeout=100) != 0
+        assert child.wait(600) != 0
         told = log.read_text()
         assert told.count("told to end (asked by the launcher): stopped after step") == 2, told[-3000:]
         assert (
             not list(folder.glob("home/benchmarks/test/cells/*.json")) and len(list(folder.glob("home/runs/*/"))) == 2
         )
         child = start(config, folder, env)
-        assert child.wait(timeout=200) == 0, log.read_text()[-3000:]
+        assert child.wait(600) == 0, log.read_text()[-3000:]
     finally:
         if child.poll() is None:
             child.kill()

@@ -141,7 +141,7 @@ def test_files_may_have_no_more_than_so_many_bytes(lives: Any, place: Any, calm:
     life = lives.start(job)
     try:
         resource.prlimit(life.group, resource.RLIMIT_FSIZE, server_limits)
-        assert life.ended(100), life.said
+        assert life.ended(600), life.said
     finally:
         life.kill()
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN  # Python's own, so that a write fails instead

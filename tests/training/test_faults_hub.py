@@ -63,7 +63,7 @@ def silent(hub: Any) -> Iterator[Callable[[str], threading.Event]]:
             if "/preupload/" in path and f"me/{name}/" in path and kept(hub, name):
                 begun.append(path)
             if begun:
-                go.wait(100)
+                go.wait(600)
 
         hub.fault = fault
         return go
@@ -78,12 +78,12 @@ def test_silent_for_a_while(hub: Any, lives: Any, calm: Path, lay: Any, silent: 
     job, go = lay("while", 60.0), silent("while")
     life = lives.start(job)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while f"step {STEPS}/{STEPS}" not in life.said or "failed, tried again for 60 s: no progress" not in life.said:
             assert not life.ended(0.05) and time.monotonic() < until, life.said
         assert kept(hub, "while") == [2]
         go.set()
-        assert life.ended(60), life.said
+        assert life.ended(600), life.said
     finally:
         go.set()
         life.kill()
@@ -115,7 +115,7 @@ def test_silent_for_ever(hub: Any, lives: Any, calm: Path, lay: Any, silent: Any
 def test_silent_from_the_start(hub: Any, lives: Any, lay: Any) -> None:
     """Who never answers is noticed before training."""
     go = threading.Event()
-    hub.fault = lambda method, path: go.wait(100) and None
+    hub.fault = lambda method, path: go.wait(600) and None
     job = lay("start", 0.2)
     try:
         life = lives.live(job)

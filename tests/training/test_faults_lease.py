@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
     "rows": 48,
     "epochs": 3,
     "log": {"every_steps": 1, "every_seconds": 0.0},
-    "callbacks": {"slow": {"_target_": "faults.Slow", "seconds": 0.15}},
+    "callbacks": {"hold": {"_target_": "faults.Hold"}},
 }
 STEPS = 18
 
@@ -74,11 +74,11 @@ def jobs(place: Any) -> Callable[..., tuple[Path, Path]]:
     return make
 
 
-def wait_for(life: Any, pattern: str, seconds: float = 60) -> re.Match[str]:
+def wait_for(life: Any, pattern: str, seconds: float = 600) -> re.Match[str]:
     """Wait until a life says something."""
     until = time.monotonic() + seconds
     while not (found := re.search(pattern, life.said, re.M)):
-        assert not life.ended(0.02), life.said
+        assert not life.ended(0.02) or re.search(pattern, life.said, re.M), life.said
         assert time.monotonic() < until, f"never said {pattern}:\n{life.said}"
     return found
 
@@ -95,37 +95,43 @@ def assert_resumed_and_calm(life: Any, job: Path, calm: Path, at_least: int) -> 
     assert history(job) == history(calm)
 
 
-def test_the_second_waits_until_the_first_dies(two_lives: Any, jobs: Any, calm: Path, url: str) -> None:
+def test_the_second_waits_until_the_first_dies(two_lives: Any, jobs: Any, calm: Path, url: str, tmp_path: Path) -> None:
     """Another launch, and so a long wait; but the first one was a process of this machine, and is dead."""
     first, second = jobs(url, 1000.0)
-    one = two_lives[0].start(first, SKYTUNE_LAUNCH="launch-1")
+    go_on, never = tmp_path / "go-on", tmp_path / "never"
+    one = two_lives[0].start(first, SKYTUNE_LAUNCH="launch-1", SKYTUNE_TEST_HOLD=f"4={go_on},11={never}")
     two = None
     try:
         wait_for(one, r"^checkpoint: step 2 saved")
         two = two_lives[1].start(second, SKYTUNE_LAUNCH="launch-2")
         held = wait_for(two, r"is being written by the launch launch-1 \(process (\d+) on (\S+)\)")
         assert (held[1], held[2]) == (str(one.group), socket.gethostname())
-        at = saved(one)
-        wait_for(one, rf"^checkpoint: step {at + 2} saved")  # the first is not disturbed, the second does nothing
+        go_on.touch()
+        wait_for(one, r"^checkpoint: step 8 saved")  # the first is not disturbed, the second does nothing
         assert "training" not in two.said and "resuming" not in two.said
         one.kill()
         at = saved(one)
-        assert two.ended(60), two.said
+        assert two.ended(600), two.said
     finally:
         for life in filter(None, (one, two)):
             life.kill()
     assert_resumed_and_calm(two, second, calm, at)
 
 
-def test_a_later_life_of_the_same_launch_takes_over(two_lives: Any, jobs: Any, calm: Path, url: str) -> None:
+def test_a_later_life_of_the_same_launch_takes_over(
+    two_lives: Any, jobs: Any, calm: Path, url: str, tmp_path: Path
+) -> None:
     """A machine that was thought dead is still there when its launch has a new one: the old one ends."""
     first, second = jobs(url, 1000.0)
-    one = two_lives[0].start(first, SKYTUNE_LAUNCH="launch-1")
+    go_on = tmp_path / "go-on"
+    one = two_lives[0].start(first, SKYTUNE_LAUNCH="launch-1", SKYTUNE_TEST_HOLD=f"5={go_on}")
     two = None
     try:
         wait_for(one, r"^checkpoint: step 2 saved")
         two = two_lives[1].start(second, SKYTUNE_LAUNCH="launch-1")
-        assert one.ended(60) and two.ended(60), two.said
+        wait_for(two, "^(training|resuming)")
+        go_on.touch()
+        assert one.ended(600) and two.ended(600), two.said
     finally:
         for life in filter(None, (one, two)):
             life.kill()
@@ -144,18 +150,20 @@ def test_a_frozen_one_is_taken_over_and_changes_nothing_any_more(
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
     first, second = jobs(f"file://{tmp_path}/store", 2.0)
-    one = two_lives[0].start(first, SKYTUNE_LAUNCH="launch-1")
+    go_on = tmp_path / "go-on"
+    one = two_lives[0].start(first, SKYTUNE_LAUNCH="launch-1", SKYTUNE_TEST_HOLD=f"5={go_on}")
     two = None
     try:
         wait_for(one, r"^checkpoint: step 2 saved")
         assert one.freeze()
         two = two_lives[1].start(second, SKYTUNE_LAUNCH="launch-2")
         wait_for(two, r"is being written by the launch launch-1")  # it is alive, only silent
-        assert two.ended(60), two.said
+        assert two.ended(600), two.said
         assert_resumed_and_calm(two, second, calm, saved(one))
         before = tree()
+        go_on.touch()
         one.send(signal.SIGCONT)
-        assert one.ended(60), one.said
+        assert one.ended(600), one.said
     finally:
         for life in filter(None, (one, two)):
             life.kill()
@@ -170,21 +178,21 @@ def test_frozen_in_the_middle_of_an_upload(two_lives: Any, jobs: Any, calm: Path
     def fault(method: str, path: str) -> None:
         if method == "PUT" and path.endswith("step-00000006/model.safetensors") and not reached.is_set():
             reached.set()
-            go.wait(60)
+            go.wait(600)
 
     first, second = jobs("s3://leases/upload", 2.0)
     one, two = two_lives[0].start(first, SKYTUNE_LAUNCH="launch-1"), None
     door.fault = fault
     try:
-        assert reached.wait(60), one.said
+        assert reached.wait(600), one.said
         assert one.freeze()
         go.set()
         two = two_lives[1].start(second, SKYTUNE_LAUNCH="launch-2")
-        assert two.ended(60), two.said
+        assert two.ended(600), two.said
         assert_resumed_and_calm(two, second, calm, 4)
         door.calls.clear()
         one.send(signal.SIGCONT)
-        assert one.ended(60), one.said
+        assert one.ended(600), one.said
     finally:
         go.set()
         door.fault = None

@@ -80,7 +80,7 @@ def kill_all(child: "subprocess.Popen[str]") -> None:
             process.send_signal(signal.SIGKILL)
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(family, timeout=10)
+    psutil.wait_procs(family, timeout=600)
 
 
 def killed_until_done(folder: Path, rounds: int, seed: int) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -89,7 +89,7 @@ def killed_until_done(folder: Path, rounds: int, seed: int) -> tuple[dict[str, n
     for number in range(rounds + 1):
         child = start(folder)
         assert child.stdout is not None
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         deadline = None
         for line in child.stdout:
             if line.startswith("resuming from step"):
@@ -100,14 +100,14 @@ def killed_until_done(folder: Path, rounds: int, seed: int) -> tuple[dict[str, n
                 if number < rounds and deadline is None:
                     deadline = time.monotonic() + draw.random() * 0.6
             if line.startswith("DONE"):
-                assert child.wait(timeout=60) == 0
+                assert child.wait(600) == 0
                 return load_file(Path(line.split(maxsplit=1)[1].strip()) / "outputs/model/model.safetensors"), resumed
             if deadline is not None and time.monotonic() > deadline:
                 kill_all(child)
                 break
             assert time.monotonic() < until
         child.stdout.close()
-        child.wait(timeout=60)
+        child.wait(600)
     raise AssertionError("it never came to its end")
 
 

@@ -190,7 +190,7 @@ def test_two_processes_at_once_write_nothing_and_ask_nobody(tmp_path: Path) -> N
         for right in ("20", "45")
     ]
     for process in started:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert (process.returncode, out.strip()) == (0, b"[]"), err.decode()[-2000:]
 
 

@@ -85,8 +85,10 @@ class Confined:
         self.bytes = megabytes * 10**6
 
     def on_run_start(self, run):
+        import ctypes
         import resource
 
+        ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX: a thread that begins would take 64 MB of it for its own heap
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now + self.bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -219,7 +221,8 @@ def test_a_process_that_may_not_grow(train: Run, forked: None, run_job: Run) -> 
         max_steps=3,
         model={"_target_": "greedy_own.Wide"},
         batch={"global_size": 8, "auto": True},
-        callbacks={"confined": {"_target_": "greedy_own.Confined", "megabytes": 360}},
+        callbacks={"confined": {"_target_": "greedy_own.Confined", "megabytes": 400}},
+        tracker={"names": []},  # which would be imported meanwhile
         log={"every_steps": 1},
     )
     assert cut(done) == (4, 2, 1)
@@ -266,7 +269,7 @@ def test_two_processes_end_together_in_one_line(
     with pytest.raises(UserError, match=f"^out of memory in step 4 of 18: {says}") as caught:
         train(auto=auto, model={"rows": rows, "where": "backward", "rank": 1, "calm": 3, "unused": auto}, **two)
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - start < 120  # gloo's own patience is 300 s (launch.timeouts.start)
+    assert time.monotonic() - start < 280  # gloo's own patience is 300 s (launch.timeouts.start)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_a_machine_fetches_trains_and_leaves_and_the_results_are_found_later(
         job.write_job(held)
     through.send(done.job.inputs, machine.root / INPUTS)
     words = [sys.executable, "-m", "skytune.launch.skypilot.node", str(machine.root)]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (machine.inputs / "train").is_dir() and through.left()[0]["code"] == "c0de"
 

@@ -134,7 +134,7 @@ class Together:
         done = subprocess.run(
             [*begin, str(self.script), *roots],
             env={**environment(self.processes, 1), "PYTHONPATH": path},
-            timeout=280,
+            timeout=900,
             capture_output=True,
             text=True,
             check=False,

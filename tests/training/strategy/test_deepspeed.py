@@ -17,7 +17,6 @@ pytestmark = [
 Trained = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
 
 
-@pytest.mark.timeout(600)
 def test_zero_takes_the_steps_of_one_process(
     trained: Trained, losses: Callable[[Any], list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
