@@ -77,7 +77,7 @@ class S3:
     @cached_property
     def system(self) -> Any:
         """One client for many tests: making one takes a third of a second."""
-        from skytune.checkpoint.backends.base import open_backend
+        from skytune.checkpoint.backends.urls import open_backend
 
         return open_backend("s3://any").system
 

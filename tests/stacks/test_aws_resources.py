@@ -10,7 +10,7 @@ import pytest
 from skytune.aws import policies, stack
 from skytune.aws.account import Account
 from skytune.aws.names import Names
-from skytune.checkpoint.backends.base import open_backend
+from skytune.checkpoint.backends.urls import open_backend
 from skytune.config import ConfigError, UserError
 
 BUCKET = "skytune-aws-123456789012-us-east-1"

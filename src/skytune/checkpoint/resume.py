@@ -9,7 +9,7 @@ from typing import Any
 
 from ..common.mappings import flatten
 from ..config import UserError
-from .backends.base import open_backend
+from .backends.urls import open_backend
 from .manifest import FINISHED, RUN_FILE, Manifest, parse_step, step_name
 from .retry import explain
 from .store import Found, Store

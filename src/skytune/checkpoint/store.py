@@ -25,7 +25,8 @@ from ..common.json import load_json
 from ..common.paths import UnsafeNameError
 from ..config import UserError
 from . import manifest as manifests
-from .backends.base import Backend, LocalBackend, open_backend
+from .backends.base import Backend, LocalBackend
+from .backends.urls import open_backend
 from .manifest import COMPLETED, Choice, FileEntry, Manifest, Verdict, step_name
 from .retry import Retry, explain, missing_bucket
 

@@ -20,7 +20,7 @@ from ..config import UserError
 from .callbacks.base import Run
 
 if TYPE_CHECKING:
-    from .strategy import Strategy
+    from .strategy.base import Strategy
 
 log = logging.getLogger(__name__)
 

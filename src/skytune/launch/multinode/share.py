@@ -10,7 +10,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ...checkpoint.backends.base import open_backend
+from ...checkpoint.backends.urls import open_backend
 from ...config import RunConfig
 from ...config.folders import home
 from ...job import JobDir

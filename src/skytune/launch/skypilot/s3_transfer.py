@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...checkpoint.backends.base import open_backend
+from ...checkpoint.backends.urls import open_backend
 from ...checkpoint.retry import Retry, explain
 from ...common.files import sha256
 from ...common.json import load_json
