@@ -219,6 +219,13 @@ def _run(config: RunConfig) -> int:
 
         gc.enable()
         return serve(config, nodes)
+    if config.pipeline is Pipeline.merge:
+        from skytune.models import merge_adapter
+
+        place = Path(f"{str(config.checkpoint.path).rstrip('/')}-merged")
+        merge_adapter(str(config.checkpoint.path), place)
+        print(f"merged: {place}")
+        return EXIT_OK
     from skytune.launch.multinode.launcher import Lead
 
     Lead.begin(config, nodes)

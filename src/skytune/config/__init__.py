@@ -5,7 +5,7 @@ from .schema.callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .schema.compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
 from .schema.data import BadRows, DataConfig, DataSource, FileFormat, SpecialTokens
 from .schema.evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
-from .schema.model import ModelConfig
+from .schema.model import LoraConfig, ModelConfig
 from .schema.run import DebugConfig, OnNan, Pipeline, RunConfig
 from .schema.strategy import (
     CompileConfig,

@@ -78,6 +78,11 @@ class Continued:
         log.info("continuing %s: its configuration comes from %s", self.place.run_key, self.store.location)
         if not self.recipe.files or not models.lacks_files(config.model):
             return
+        if config.model.lora.on:
+            raise UserError(
+                f"resume={self.said}: its checkpoints hold an adapter alone, and its base, model.name="
+                f"{config.model.name}, is not on this machine: bring it here first (for a folder, to the same place)"
+            )
         folder = home() / "fetched" / self.place.run_key
         fetch_start(self.store, self.recipe, folder)
         models.stand_in(config.model, str(folder), self.recipe.fingerprints["weights"], self.recipe.new_parameters)

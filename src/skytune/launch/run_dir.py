@@ -68,6 +68,8 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     values["eval"] = {key: value for key, value in values["eval"].items() if key not in UNDECISIVE_EVAL}
     if own := deciding_metrics(config):
         values["eval"]["deciding"] = own
+    if not config.model.lora.on:
+        del values["model"]["lora"]
     if not config.callbacks:  # they alone see it
         del values["extra"]
     return values

@@ -168,10 +168,12 @@ def _write(
         write_split(split, folder.inputs / name)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder.inputs / "tokenizer")
-    if weights is not None:
-        (folder.inputs / "weights").mkdir()
-        for file in models.model_files(weights):  # and nothing else that lies there
-            (folder.inputs / "weights" / file.name).symlink_to(file.resolve())
+    adapter = Path(job.config.model.lora.adapter).expanduser() if job.config.model.lora.adapter else None
+    for name, source in (("weights", weights), ("adapter", adapter)):
+        if source is not None:
+            (folder.inputs / name).mkdir()
+            for file in models.model_files(source):  # and nothing else that lies there
+                (folder.inputs / name / file.name).symlink_to(file.resolve())
     folder.write_job(job)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..config import ConfigError, ModelConfig, UserError
 from ..config.targets import instantiate
 from .classes import are_unnamed, match_classes, own_classes, sizes_offered
+from .lora import attach
 from .quiet import quiet
 from .source import fetch, first_line, load_config, load_weights
 from .standin import AWAITS, NEW, new_parameters
@@ -46,10 +47,12 @@ def build_model(
             model = _from_target(config, labels, tokenizer)
         else:
             model, new = _from_files(config, folder, labels, seed, tokenizer)
-    if config.dropout is not None:
-        set_dropout(model, config.dropout)
-    if config.freeze_backbone:
-        freeze_backbone(model, keep=new)
+        if config.dropout is not None:
+            set_dropout(model, config.dropout)
+        if config.freeze_backbone:
+            freeze_backbone(model, keep=new)
+        if config.lora.on:
+            attach(model, config, str(folder), new)
     setattr(model, NEW, sorted(new))
     return model
 

@@ -7,6 +7,8 @@ from ..common.json import load_json
 from ..config import UserError
 
 ADAPTER = "adapter_config.json"
+ORIGIN = "skytune_adapter.json"
+"""What an adapter of ours has beside it."""
 
 MERGE = (
     'merge it into its base: python -c "from peft import AutoPeftModelForSequenceClassification as M; '
@@ -64,11 +66,14 @@ def check_format(path: Path, said: str, weights: bool) -> None:
     """
     key, folder = said.partition("=")[0], str(path)
     found = (path / "config.json").is_file()
-    if (path / ADAPTER).is_file():
+    if (path / ADAPTER).is_file() and (found or not (path / ORIGIN).is_file()):
         base = _values(path / ADAPTER).get("base_model_name_or_path") or "another model"
         way = MERGE.format(folder=folder, key=key)
         if not found:
-            raise UserError(f"{said}: is an adapter (PEFT) of {base}, not a model: {way}")
+            raise UserError(
+                f"{said}: is an adapter (PEFT) of {base}, not a model: model.name={base} model.lora.adapter={folder} "
+                f"trains on; or {way}"
+            )
         raise UserError(
             f"{said}: holds an adapter (PEFT) beside a model, and it is not clear which is meant: {way}; or, for the "
             f"model alone, move the files adapter_* away"
@@ -77,7 +82,7 @@ def check_format(path: Path, said: str, weights: bool) -> None:
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else ""
         raise UserError(f"{said}: its weights are quantized ({method}), and cannot be trained: {ORIGINAL}")
-    if found and (not weights or any(path.glob("model*.safetensors"))):
+    if (path / ADAPTER).is_file() or (found and (not weights or any(path.glob("model*.safetensors")))):
         return
     for pattern, what, way in KINDS:
         if any(path.glob(pattern)):

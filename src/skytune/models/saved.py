@@ -15,8 +15,9 @@ from ..config.secrets import refuse_named
 from ..config.targets import instantiate
 from ..job import write_json
 from .classes import own_classes, sizes_offered
+from .lora import has_adapter, is_adapter, load_adapted, merge, original_config, write_adapter
 from .quiet import quiet
-from .source import fetch, first_line, load_weights
+from .source import fetch, first_line, load_weights, model_files
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +83,22 @@ def save_model(model: Any, folder: Folder, tokenizer_folder: Folder | None = Non
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def merge_adapter(checkpoint: Folder, into: Folder) -> None:
+    """Write the plain model that an adapter and its base make together, with the adapter's tokenizer.
+
+    Raises:
+        UserError: there is no adapter, or what `load_saved` raises.
+    """
+    folder = Path(saved_model(checkpoint).folder)
+    if not is_adapter(folder):
+        raise UserError(f"checkpoint={checkpoint}: holds a whole model, no adapter: there is nothing to merge")
+    with tempfile.TemporaryDirectory() as beside:
+        for file in model_files(folder):
+            if not file.name.startswith(("adapter_", "skytune_")):
+                shutil.copyfile(file, Path(beside, file.name))
+        save_model(merge(load_adapted(folder)), into, beside)
+
+
 def saved_model(folder: Folder, key: str = "checkpoint") -> SavedModel:
     """Look at a trained model without loading its weights.
 
@@ -99,7 +116,7 @@ def saved_model(folder: Folder, key: str = "checkpoint") -> SavedModel:
         return SavedModel(str(path.absolute()), spec["labels"], spec["target"], _has_tokenizer(path))
     found = Path(fetch(str(folder), weights=True, key=key))
     try:
-        values = load_json((found / "config.json").read_bytes(), dict)
+        values = original_config(found) if is_adapter(found) else load_json((found / "config.json").read_bytes(), dict)
         trained = any("ForSequenceClassification" in name for name in values.get("architectures") or [])
         labels = own_classes(values.get("id2label")) or ["0", "1"]
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -120,6 +137,8 @@ def load_saved(folder: Folder, target: str | None = None) -> Any:
             head that is drawn at random must not be scored.
     """
     info = saved_model(folder)
+    if is_adapter(Path(info.folder)):
+        return load_adapted(Path(info.folder)).eval()
     if info.target is None:
         return _load_transformers(info)
     if info.target != target:
@@ -131,6 +150,9 @@ def _write(model: Any, folder: Path) -> None:
     from safetensors.torch import save_model as save_tensors
 
     spec = getattr(model, "skytune_target", None)
+    if has_adapter(model):
+        write_adapter(model, folder)
+        return
     if hasattr(model, "save_pretrained") and type(model).__module__.startswith("transformers."):
         with quiet("transformers"):
             model.save_pretrained(folder)

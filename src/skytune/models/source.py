@@ -12,6 +12,7 @@ from ..config.secrets import looks_secret
 from .formats import check_format
 from .hashing import hash_file, hash_target, hash_values
 from .hub import commit_of, snapshot
+from .lora import is_adapter, original_config
 from .quiet import quiet
 from .standin import folder_for, standing_in
 
@@ -64,6 +65,8 @@ def resolve(config: ModelConfig) -> ModelSource:
         revision, fingerprint = None, _folder_print(path)
     if config.tokenizer:
         fingerprint = hash_values(fingerprint, _name_print(config.tokenizer, None))
+    if config.lora.adapter:
+        fingerprint = hash_values(fingerprint, _folder_print(str(Path(config.lora.adapter).expanduser())))
     return ModelSource(config.name, path, revision, fingerprint)
 
 
@@ -155,6 +158,8 @@ def load_config(config: ModelConfig, folder: str | None = None) -> Any:
 
     folder = folder or fetch(config.name, config.revision, weights=False)
     try:
+        if is_adapter(Path(folder)):
+            return AutoConfig.for_model(**original_config(Path(folder)))
         with quiet("transformers", "huggingface_hub"):
             return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever its files hold

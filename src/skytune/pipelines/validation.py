@@ -1,9 +1,10 @@
 """What can be refused before ZenML is imported, which takes seconds."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from .. import data, models
-from ..config import DataSource, Pipeline, RunConfig, to_dict
+from ..config import DataSource, Pipeline, RunConfig, UserError, to_dict
 from ..config.schema.tracking import refuse_missing_trackers
 from ..config.targets import locate
 from ..config.trust import approve, flat
@@ -19,6 +20,15 @@ def validated(config: RunConfig) -> RunConfig:
         return config
     if config.pipeline is Pipeline.training:
         refuse_missing_trackers(config.tracker)
+        if config.model.lora.adapter:
+            models.check_adapter(Path(config.model.lora.adapter).expanduser())
+        place = Path(config.model.name).expanduser()
+        if models.is_adapter(place):
+            raise UserError(
+                f"model.name={config.model.name}: is an adapter, not a model: model.name=BASE "
+                f"model.lora.adapter={config.model.name} trains on, BASE being the model that it was trained on; "
+                f"pipeline=merge checkpoint={config.model.name} makes one model of both"
+            )
     config = _resolved(config)
     if config.model._target_:
         locate(config.model._target_, "model._target_")

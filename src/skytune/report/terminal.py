@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.text import duration, is_number, number
+from ..models import is_adapter
 from ..models.saved import TARGET_FILE
 
 WIDEST = 100
@@ -47,7 +48,11 @@ def summary(
         reused = ["reused from an earlier run with the same inputs", "(cache=false computes them again)"]
         facts.append(("scores", reused))
     facts.append(("model", [shlex.quote(model_path)]))
-    if not (Path(model_path) / TARGET_FILE).is_file():  # a network of the user's own is none of transformers'
+    if is_adapter(Path(model_path)):
+        facts.append(
+            ("", ["an adapter for peft;", "pipeline=merge checkpoint=PATH makes one model of it and its base"])
+        )
+    elif not (Path(model_path) / TARGET_FILE).is_file():  # a network of the user's own is none of transformers'
         facts.append(("", ["for transformers.pipeline('text-classification', model=PATH)"]))
     if report:
         facts.append(("report", [shlex.quote(report)]))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..config import Precision
+from ..models import has_adapter
 from .strategy.blocks import find_blocks
 
 
@@ -48,13 +49,15 @@ def work_of(model: torch.nn.Module) -> Work | None:
         return None
     inside = {id(m) for block in blocks for m in block.modules()}
     embeddings = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
-    token = row = 0
+    token, row, adapted = 0.0, 0.0, has_adapter(model)
     for module in model.modules():
         own = [p for p in module.parameters(recurse=False) if p.ndim == 2 and id(p) not in embeddings]
+        # The weights that an adapter leaves as they are get no gradient: 2 of the 6 are not computed.
+        count = sum(p.numel() * (1.0 if p.requires_grad or not adapted else 2 / 3) for p in own)
         if id(module) in inside:
-            token += sum(p.numel() for p in own)
+            token += count
         else:
-            row += sum(p.numel() for p in own)
+            row += count
     heads = getattr(config, "num_attention_heads", None)
     size = getattr(config, "head_dim", None)
     inner = heads * size if heads and size else width

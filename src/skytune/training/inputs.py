@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,10 @@ def open_model(jobdir: JobDir, job: Job) -> torch.nn.Module:
     weights = str(jobdir.root / job.weights) if job.weights else None
     tokenizer = str(jobdir.root / job.tokenizer) if job.tokenizer else None
     if job.kind == "train":
-        return _aligned(models.build_model(job.config.model, weights, job.labels, job.config.seed, tokenizer))
+        config = job.config.model
+        if config.lora.adapter:
+            config = replace(config, lora=replace(config.lora, adapter=str(jobdir.inputs / "adapter")))
+        return _aligned(models.build_model(config, weights, job.labels, job.config.seed, tokenizer))
     model = models.load_saved(Path(weights or job.config.checkpoint.path or ""), job.config.model._target_)
     if tokenizer and hasattr(getattr(model, "config", None), "get_text_config"):
         models.agree_on_padding(models.read_tokenizer(tokenizer), model.config)

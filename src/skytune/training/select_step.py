@@ -115,6 +115,8 @@ def why_not(
         return f"the optimizer is {type(optimizer).__name__}, not AdamW"
     if any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups):
         return "AdamW's amsgrad and maximize are not there"
+    if config.model.lora.on:
+        return "an adapter (model.lora) is trained beside the weights"
     if any(SCALE in group for group in optimizer.param_groups) or config.schedule.unfreeze_epochs:
         return (
             "its parameters learn at one rate, all of them (optimizer.layer_decay, .groups, schedule.unfreeze_epochs)"

@@ -24,6 +24,7 @@ class Pipeline(str, Enum):
     training = "training"
     evaluate = "evaluate"
     benchmark = "benchmark"
+    merge = "merge"
 
 
 class OnNan(str, Enum):
@@ -60,7 +61,8 @@ class RunConfig:
     """First part of the run's folder name; empty means `<model>-<data>`."""
 
     pipeline: Pipeline = Pipeline.training
-    """`training` (load, train, evaluate) `evaluate` (score `checkpoint=PATH` without training) or `benchmark`
+    """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `merge` (write the
+    plain model that the adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`) or `benchmark`
     (one training a cell of an experiment design)."""
 
     seed: int = 42
@@ -183,11 +185,13 @@ class RunConfig:
         if self.resume not in ("auto", "must", "never") and not self.resume.isdecimal() and "/" not in self.resume:
             raise ConfigError(f"resume={self.resume}: allowed are auto, must, never, a step's number, a path or a URL")
         is_seed(self, "")
+        if self.pipeline is Pipeline.merge and not self.checkpoint.path:
+            raise ConfigError("pipeline=merge needs checkpoint=PATH (the folder of a trained adapter)")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
         if self.pipeline is Pipeline.benchmark and not self.benchmark.factors:
             raise ConfigError("pipeline=benchmark needs a design: experiment=NAME, or benchmark.factors")
-        if self.pipeline is not Pipeline.evaluate and self.checkpoint.path:
+        if self.pipeline not in (Pipeline.evaluate, Pipeline.merge) and self.checkpoint.path:
             raise ConfigError(
                 "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
                 "or pipeline=evaluate to score it"

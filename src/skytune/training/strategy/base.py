@@ -10,8 +10,9 @@ import torch
 
 from ...checkpoint.optimizer_state import flatten_optimizer, restore_optimizer
 from ...checkpoint.shards import Stored
-from ...config import CompileMode, OptimizerConfig, Precision, RunConfig
+from ...config import CompileMode, OptimizerConfig, Precision, RunConfig, UserError
 from ...distributed import precision
+from ...models import has_adapter, trained_state
 from ..compiling import compile_in_place
 from ..schedule import build_optimizer
 from .blocks import checkpoint_activations, find_blocks
@@ -174,15 +175,17 @@ class Strategy:
         )
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the model's weights by name, under the names of the unwrapped model (for a checkpoint).
+        """Return the model's weights by name, under the names of the unwrapped model (for a checkpoint); those of an
+        adapter without the base's, which never change.
 
         Collective. Whole tensors where not `sharded`; else DTensors, and whole ones of which all processes have a copy.
         """
-        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        return {name: tensor.detach() for name, tensor in trained_state(self.model).items()}
 
     def load(self, weights: Stored) -> None:
         """Put weights that `state` returned back into the model; `weights` may read what is needed as it is asked."""
-        self.model.load_state_dict(dict(weights), strict=True)
+        refuse_other(trained_state(self.model), weights)
+        self.model.load_state_dict(dict(weights), strict=not has_adapter(self.model))
 
     def optimizer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return the optimizer's state as `flatten_optimizer` does (collective); this process's part if `sharded`."""
@@ -216,6 +219,17 @@ def _counts_own_rows(module: torch.nn.Module) -> bool:
     """Whether what a module makes of a row depends on the process's other rows (`SyncBatchNorm`: on all rows)."""
     norm = torch.nn.modules.batchnorm._BatchNorm
     return isinstance(module, norm) and not isinstance(module, torch.nn.SyncBatchNorm)
+
+
+def refuse_other(own: Mapping[str, torch.Tensor], weights: Stored) -> None:
+    """Refuse weights that do not have the names of a model's own.
+
+    Raises:
+        UserError: with the first that is on one side only.
+    """
+    odd = sorted(own.keys() ^ set(weights))
+    if odd:
+        raise UserError(f"the checkpoint is of another model: {odd[0]} is only on one side")
 
 
 def own_group(world: "World") -> bool:

@@ -6,7 +6,7 @@ documents for that (`deepspeed.utils.safe_get_full_*`), so any strategy on any n
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ import torch
 from ...checkpoint.optimizer_state import flatten_state, restored_state
 from ...checkpoint.shards import Stored
 from ...config import Offload, OptimizerConfig, Precision, RunConfig, UserError
+from ...models import trained_state
 from ..schedule import build_optimizer
-from .base import Strategy
+from .base import Strategy, refuse_other
 from .fsdp import filled, hollow
 from .grad_scaler import into_deepspeed, of_deepspeed
 
@@ -117,15 +118,20 @@ class DeepSpeed(Strategy):
         return self.skipped == before
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The float32 weights, whole, on the CPU."""
+        return self._gathered(trained_state(self.model).keys())
+
+    def _gathered(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Return the float32 weights of these names, whole, on the CPU, and the buffers."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         found = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if name not in names:
+                continue
             full = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
             found[name] = self._whole(parameter) if full is None else full.detach().float().to("cpu", copy=True)
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
-            if name in self.model.state_dict():
+            if name in names:
                 found[name] = buffer.detach().to("cpu", copy=True)
         return found
 
@@ -140,7 +146,10 @@ class DeepSpeed(Strategy):
         import deepspeed
         from deepspeed.utils import safe_set_full_fp32_param
 
+        refuse_other(trained_state(self.model), weights)
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if name not in weights:
+                continue
             value = weights[name].to(self.world.device)
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self.stage == 3):
                 with torch.no_grad():
@@ -228,7 +237,7 @@ class DeepSpeed(Strategy):
             into_deepspeed(self.engine.optimizer.loss_scaler, values)
 
     def export(self) -> torch.nn.Module | None:
-        weights = self.state()
+        weights = self._gathered(self.model.state_dict().keys())
         return None if self.skeleton is None else filled(self.skeleton, weights)
 
 

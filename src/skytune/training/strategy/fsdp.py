@@ -21,8 +21,9 @@ from ...checkpoint.optimizer_state import restore_optimizer, state_names
 from ...checkpoint.shards import Stored, local_piece
 from ...config import CompileMode, Offload, OptimizerConfig, RunConfig, Sharding, UserError
 from ...distributed.precision import DTYPES
+from ...models import trained_state
 from ..compiling import compile_in_place
-from .base import Strategy, own_group
+from .base import Strategy, own_group, refuse_other
 from .blocks import find_blocks
 
 if TYPE_CHECKING:
@@ -200,10 +201,8 @@ class FullyShard(Strategy):
 
     def load(self, weights: Stored) -> None:
         """Only what this process holds is read."""
-        own = self.model.state_dict()
-        odd = sorted(own.keys() ^ set(weights))
-        if odd:
-            raise UserError(f"the checkpoint is of another model: {odd[0]} is only on one side")
+        own = trained_state(self.model)
+        refuse_other(own, weights)
         with torch.no_grad():
             for name, tensor in own.items():
                 piece = local_piece(tensor)
