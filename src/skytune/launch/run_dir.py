@@ -44,6 +44,7 @@ UNDECISIVE_EVAL = ("batch_size", "sets", "metrics", "extra_metrics")
 
 NEWER = {
     "": ("on_nan",),
+    "model": ("lora",),
     "optimizer": ("no_decay", "layer_decay", "groups"),
     "schedule": ("cycles", "unfreeze_epochs"),
 }
@@ -68,8 +69,6 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     values["eval"] = {key: value for key, value in values["eval"].items() if key not in UNDECISIVE_EVAL}
     if own := deciding_metrics(config):
         values["eval"]["deciding"] = own
-    if not config.model.lora.on:
-        del values["model"]["lora"]
     if not config.callbacks:  # they alone see it
         del values["extra"]
     return values

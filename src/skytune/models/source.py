@@ -9,6 +9,7 @@ from ..common.json import load_json
 from ..config import ModelConfig, UserError
 from ..config.installing import add_extra
 from ..config.secrets import looks_secret
+from . import packaged_gguf
 from .formats import check_format
 from .hashing import hash_file, hash_target, hash_values
 from .hub import commit_of, snapshot
@@ -111,6 +112,8 @@ def local_folder(name: str, key: str, weights: bool = True) -> str | None:
     """
     if (stand_in := folder_for(name)) is not None:
         return stand_in
+    if name in packaged_gguf.PACKAGES:
+        return packaged_gguf.converted(name)
     if name in PACKAGED:
         package, inside = PACKAGED[name]
         return str(packaged_path(package, inside, f"model '{name}'"))
