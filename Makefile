@@ -63,7 +63,7 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help run experiment results install install-dev test test-aws soak farm lint check doctor lock clean distclean
+.PHONY: help run experiment results install install-dev test test-aws soak farm lint check doctor docs lock clean distclean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -91,8 +91,8 @@ install-dev: $(DEV_STAMP) ## only install what tests and checks need
 
 lint: $(DEV_STAMP) ## ruff check and format, mypy on src, import-linter
 	@status=0; \
-	$(BIN)/python -m ruff check src tests || status=1; \
-	$(BIN)/python -m ruff format --check --quiet src tests benchmarks || status=1; \
+	$(BIN)/python -m ruff check src tests tools examples || status=1; \
+	$(BIN)/python -m ruff format --check --quiet src tests benchmarks tools examples || status=1; \
 	$(BIN)/python -m mypy || status=1; \
 	$(BIN)/lint-imports --no-logo || status=1; \
 	exit $$status
@@ -102,6 +102,9 @@ check: $(DEV_STAMP) ## pip check: do the installed packages fit together?
 
 doctor: $(RUN_STAMP) ## is this machine ready? versions, devices, processes, disk, hub, ZenML
 	@$(BIN)/python -m skytune.doctor.report $(ARGS)
+
+docs: $(DEV_STAMP) ## write docs/config.md and the rooms in docs/architecture.md again, from the source
+	@$(BIN)/python tools/docs.py
 
 # The kill test appends what happened to benchmarks/results/soak.md.
 #   SKYTUNE_SOAK_ROUNDS=200      kills a store

@@ -11,7 +11,7 @@ from skytune.config.targets import configurable
 @configurable("data", "parity")
 def parity(rows: int = 2000) -> Dataset:
     """Numbers in words, labelled odd or even."""
-    digits = "zero one two three four five six seven eight nine".split()
+    digits = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     return Dataset.from_dict(
         {
             "text": [" ".join(digits[int(digit)] for digit in str(number)) for number in range(rows)],
