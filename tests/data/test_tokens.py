@@ -1,6 +1,5 @@
 """Special tokens that are written out in a text are text, or the row is named."""
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -33,9 +32,9 @@ def rows(texts: list[str]) -> Rows:
 def test_a_tokenizer_that_knows_them_as_words_is_told_so_with_the_row(unigram):
     read_specials_as(unigram, None)
     with pytest.raises(UserError, match=r"^train\.csv, row 2: the text contains </s>, .*data\.special_tokens=control$"):
-        tokenize(rows(TEXTS), np.zeros(3, int), unigram, None, ["a", "b"])
+        tokenize(rows(TEXTS), unigram, None)
     read_specials_as(unigram, "control")  # the way out
-    found, _ = tokenize(rows(TEXTS), np.zeros(3, int), unigram, None, ["a", "b"])
+    found, _ = tokenize(rows(TEXTS), unigram, None)
     assert [ids.tolist().count(1) for ids in found["input_ids"]] == [1, 2, 1]
 
 
@@ -46,6 +45,6 @@ def test_a_tokenizer_that_can_split_them_does(unigram):
         [pre_tokenizers.Punctuation(), pre_tokenizers.Metaspace()]
     )
     read_specials_as(unigram, "text")
-    found, _ = tokenize(rows(TEXTS), np.zeros(3, int), unigram, None, ["a", "b"])
+    found, _ = tokenize(rows(TEXTS), unigram, None)
     assert [ids.tolist().count(1) for ids in found["input_ids"]] == [1, 1, 1]
     assert not any(0 in ids.tolist() for ids in found["input_ids"])

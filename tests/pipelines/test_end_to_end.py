@@ -81,7 +81,7 @@ def test_labels_survive_into_the_model_and_the_pipeline_loads_it(three_classes: 
 
 
 def test_results_beside_the_model_are_those_of_the_predictions(three_classes: Any) -> None:
-    from skytune.training.metrics import compute
+    from skytune.tasks.metrics import compute
     from skytune.training.outputs import read_predictions
 
     for split in ("validation", "test"):

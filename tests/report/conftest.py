@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skytune.config import METRICS, RunConfig, to_dict
-from skytune.report import evaluate_split
+from skytune.config import METRICS, RunConfig, TaskConfig, to_dict
+from skytune.data.batches import Ragged
+from skytune.tasks import Scoring, find
 
 TEXTS = (
     "a gripping, tidy little thriller that never overstays its welcome",
@@ -30,7 +31,15 @@ def make_evaluation(rows: int = 853, classes: int = 2, texts: bool = True, seed:
     lines = [f"{TEXTS[i % 3]} ({i})" for i in range(rows)] if texts else None
     if lines and rows > 300:
         lines[:] = [line if i % 4 else " ".join([line] * 12) for i, line in enumerate(lines)]
-    return evaluate_split(logits, labels, names, list(METRICS), {}, lines)
+    return scored(logits, labels, names, list(METRICS), lines)
+
+
+def scored(
+    logits: np.ndarray, labels: np.ndarray, names: list[str], metrics: list[str], lines: list[str] | None = None
+) -> dict[str, Any]:
+    task = find(TaskConfig(name="text-classification"))
+    shown = lines or [f"row {row}" for row in range(len(labels))]
+    return task.score(Ragged.of(logits), labels, Scoring(names=names, metrics=metrics, shown=shown)).as_dict()
 
 
 def make_history(steps: int = 250, every: int = 2, validations: int = 2) -> list[dict[str, Any]]:

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skytune.report import build_report, evaluate_split
+from skytune.config import TaskConfig
+from skytune.data.batches import Ragged
+from skytune.report import build_report
+from skytune.tasks import Scoring, find
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -58,7 +61,13 @@ def scores(classes: int, rows: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, rows)
     logits = rng.normal(size=(rows, classes)) + 2 * np.eye(classes)[labels]
-    return evaluate_split(logits, labels, [f"class {i}" for i in range(classes)], ["accuracy", "f1", "roc_auc"], {})
+    return scored(logits, labels, [f"class {i}" for i in range(classes)], ["accuracy", "f1", "roc_auc"])
+
+
+def scored(logits: Any, labels: Any, names: list[str], metrics: list[str], lines: Any = None) -> dict[str, Any]:
+    shown = lines or [f"row {row}" for row in range(len(labels))]
+    scoring = Scoring(names=names, metrics=metrics, shown=shown)
+    return find(TaskConfig(name="text-classification")).score(Ragged.of(logits), labels, scoring).as_dict()
 
 
 def test_a_whole_run(run: dict[str, Any]) -> None:
@@ -78,7 +87,7 @@ def test_a_whole_run(run: dict[str, Any]) -> None:
         "global_size: 32",
         "leaks dropped",
         "n/a (no price known)",
-        test["mistakes"][0]["text"],
+        test["sections"][0]["values"]["mistakes"][0]["text"],
     ):
         assert part in html
     headings = re.findall(r"<h3>([^<]+?) ?<", html)
@@ -101,7 +110,7 @@ def test_a_whole_run(run: dict[str, Any]) -> None:
 def test_everything_is_escaped(changed: dict[str, Any]) -> None:
     bad = "<script>alert(1)</script>\"'&"
     logits, labels = np.array([[2.0, 0], [2.0, 0], [0, 1.0]]), np.array([0, 1, 1])
-    found = evaluate_split(logits, labels, [bad, bad + "2"], ["accuracy"], {}, [bad, bad, bad * 60])
+    found = scored(logits, labels, [bad, bad + "2"], ["accuracy"], [bad, bad, bad * 60])
     found["metrics"][bad] = 0.5
     changed.update(
         title=bad,
@@ -247,7 +256,7 @@ def test_nothing_sticks_out_at_500_pixels(changed: dict[str, Any], tmp_path: Pat
     changed["links"]["model"] = "/" + long
     changed["data_notes"][long] = long
     changed["training"]["device"] = long
-    changed["evaluations"]["test"]["mistakes"][0]["text"] = long
+    changed["evaluations"]["test"]["sections"][0]["values"]["mistakes"][0]["text"] = long
     probe = (
         "<script>addEventListener('load', () => {const d = document.documentElement;"
         "d.dataset.seen = innerWidth + ' ' + Math.max(d.scrollWidth, document.body.scrollWidth);"

@@ -10,7 +10,7 @@ import pytest
 
 from skytune.config import METRICS, RunConfig, UserError, from_dict, to_dict
 from skytune.launch import predict
-from skytune.training.metrics import compute
+from skytune.tasks.metrics import compute
 from skytune.training.outputs import read_predictions
 
 ROWS = {"validation": 97, "one": 1, "few": 2}

@@ -264,7 +264,7 @@ def test_best_and_last_weights(runs: Any, own: str, tmp_path: Path) -> None:
     assert most.result["best"]["step"] == highest
     assert moved(weights(most), load_file(kept / f"step-{highest}.safetensors")) == 0
     # Predictions are the selected weights': their loss is the one that was measured then.
-    from skytune.training.metrics import compute
+    from skytune.tasks.metrics import compute
     from skytune.training.outputs import read_predictions
 
     _, labels, logits = read_predictions(best.job.predictions("validation"))

@@ -83,7 +83,7 @@ def test_loss_and_clipping_are_those_of_transformers_trainer(tmp_path: Path, tin
     from skytune.config import ModelConfig, Precision, RunConfig
     from skytune.distributed.context import World
     from skytune.models import build_model
-    from skytune.training.prediction import loss_of
+    from skytune.models.outputs import loss_of
     from skytune.training.strategy import build_strategy
 
     model = build_model(ModelConfig(name=str(tiny_model), dropout=0.0), None, ["a", "b", "c"], 0)

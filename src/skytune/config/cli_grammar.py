@@ -8,7 +8,7 @@ from .errors import ConfigError
 SUGAR = {"callback": "callbacks", "metric": "eval.extra_metrics"}
 """Groups whose presets are entries of a dict: where they go."""
 
-GLOBAL = ("data", "debug", "experiment")
+GLOBAL = ("task", "data", "debug", "experiment")
 """Groups whose presets may set keys of any group. Hydra wants that said where such a preset is chosen, or in the first
 line of its file, which here is the command that runs it."""
 

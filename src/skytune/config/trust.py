@@ -89,6 +89,8 @@ def _torch_optimizer(key: str, target: Any) -> bool:
 
 def _of_kind(found: Any, key: str) -> bool:
     """Whether something can be what a key asks for: a class of its kind, or a function written in Python."""
+    if key.startswith("task."):
+        return inspect.isfunction(found) or hasattr(found, "collect")
     if not inspect.isclass(found):
         return inspect.isfunction(found) or inspect.ismethod(found)
     group = key.split(".")[0]

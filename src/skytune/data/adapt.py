@@ -1,5 +1,6 @@
 """Rows out of a `datasets.Dataset`, and such a data set out of whatever a function of the user's own returned."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,11 @@ import pyarrow as pa
 from ..config import DataConfig, DataSource, UserError
 from ..models.quiet import quiet
 from ..models.source import first_line
-from .columns import column_of, fields, flat_names, text_of, wanted_columns
+from .columns import Columns, column_of, fields, flat_names, rows_of, text_columns, wanted_columns
 from .rows import Rows, named_labels
 
 
-def from_dataset(dataset: Any, config: DataConfig, name: str) -> Rows:
+def from_dataset(dataset: Any, config: DataConfig, name: str, columns: Columns | None = None) -> Rows:
     """Return the rows of a `datasets.Dataset`: texts where it has the column, else all its columns as they are."""
     if dataset.format["type"] == "custom":
         raise UserError(
@@ -21,28 +22,33 @@ def from_dataset(dataset: Any, config: DataConfig, name: str) -> Rows:
         )
     schema = dataset.features.arrow_schema
     present = flat_names(schema)
-    label = config.label
+    columns = columns or text_columns(config)
+    answer = next((column for column in columns if column.role == "label"), None)
+    label = answer.name if answer else ""
     if config.source is DataSource.target and label == DataConfig.label and label not in present:
         label = "labels"  # what tokenized data sets usually call it
     feature: Any = dataset.features
     for part in [label] if label in dataset.features else label.split("."):
         feature = feature.get(part) if isinstance(feature, dict) else None
+    scalar = type(feature).__name__ == "ClassLabel"
+    feature = feature if scalar else getattr(feature, "feature", None)  # a list of classes
     names = list(feature.names) if type(feature).__name__ == "ClassLabel" else None
-    rows = Rows(name=name, names=names, parts=[(name, len(dataset))], columns=present)
-    if label in present:
-        rows.label = _column(dataset, label)
-        if names is not None:
-            rows.label = named_labels(rows.label, names)
     where = f"the split '{name}'"
     numbers = [n for n in dataset.column_names if n != label and not _is_text(dataset.features[n])]
-    if config.source is DataSource.target and numbers and not set(fields(config.text)) <= set(present):
+    if config.source is DataSource.target and numbers and _lacks_texts(columns, present):
+        rows = Rows(name=name, label=_column(dataset, label) if label in present else None)
         rows.other = dataset.select_columns(numbers)
-        return rows
-    wanted_columns(present, where, config)
-    rows.text = text_of(config.text, lambda column: _column(dataset, column), where)
-    if config.text_pair:
-        rows.pair = text_of(config.text_pair, lambda column: _column(dataset, column), where, "data.text_pair")
-    return rows
+    else:
+        wanted_columns(present, where, columns)
+        renamed = tuple(replace(column, name=label) if column is answer else column for column in columns)
+        rows = rows_of(lambda column: _column(dataset, column), renamed, present, where)
+    if names is not None and rows.label is not None and scalar:
+        rows.label = named_labels(rows.label, names)
+    return replace(rows, name=name, names=names, parts=[(name, len(dataset))], columns=present)
+
+
+def _lacks_texts(columns: Columns, present: list[str]) -> bool:
+    return not {n for column in columns if column.role == "text" for n in fields(column.name)} <= set(present)
 
 
 def _column(dataset: Any, name: str) -> pa.ChunkedArray:

@@ -39,6 +39,41 @@ class Ragged:
     offsets: np.ndarray
     longest: int = 1
 
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @classmethod
+    def of_lengths(cls, values: np.ndarray, lengths: np.ndarray) -> "Ragged":
+        """Return rows of these lengths that lie one after the other."""
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
+        return cls(values, offsets, int(lengths.max(initial=1)))
+
+    @classmethod
+    def of(cls, rows: "np.ndarray | list[np.ndarray]") -> "Ragged":
+        """Return the rows of an array [n, k], or arrays of any lengths."""
+        if isinstance(rows, np.ndarray):
+            return cls.of_lengths(rows.reshape(-1), np.full(len(rows), rows[0].size if len(rows) else 0))
+        return cls.of_lengths(
+            np.concatenate([np.zeros(0, np.float32), *rows]), np.array([row.size for row in rows], int)
+        )
+
+    @classmethod
+    def joined(cls, parts: "list[Ragged]") -> "Ragged":
+        """Return the rows of all parts, one after the other."""
+        lengths = np.concatenate([np.zeros(0, dtype=np.int64), *(np.diff(part.offsets) for part in parts)])
+        return cls.of_lengths(np.concatenate([np.zeros(0, np.float32), *(part.values for part in parts)]), lengths)
+
+    def take(self, rows: np.ndarray) -> "Ragged":
+        """Return these rows, in this order."""
+        lengths = self.offsets[rows + 1] - self.offsets[rows]
+        taken = Ragged.of_lengths(self.values, lengths)
+        index = np.arange(taken.offsets[-1]) + np.repeat(self.offsets[rows] - taken.offsets[:-1], lengths)
+        return Ragged(self.values[index], taken.offsets, taken.longest)
+
+    def dense(self) -> np.ndarray:
+        """Return rows that all have one length as an array [n, k]."""
+        return self.values.reshape(len(self), -1) if len(self) else self.values.reshape(0, 0)
+
     def padded(self, rows: np.ndarray, width: int, fill: int | float, left: bool = False) -> np.ndarray:
         """Return the rows as one array of shape [len(rows), width], filled up on the right, or on the left."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
@@ -55,7 +90,7 @@ class TokenTable:
 
     Attributes:
         lengths: int64 [rows], tokens of every row (1 where there are no tokens).
-        labels: int64 [rows] or None.
+        labels: int64 [rows], one class a row; None where there is something else.
         one_length: whether a batch may hold rows of one length only, because the model's logits depend on padding.
     """
 
@@ -64,14 +99,15 @@ class TokenTable:
     def __init__(self, table: "pa.Table", padding: Padding = Padding()) -> None:
         self.rows = table.num_rows
         self.padding = padding
-        self.columns: dict[str, Any] = {name: _column(table.column(name)) for name in table.column_names}
+        self.columns: dict[str, Any] = {name: column(table.column(name)) for name in table.column_names}
         first = self.columns.get("input_ids")
         ragged = first if isinstance(first, Ragged) else None
         if ragged is not None and padding.types and "token_type_ids" not in self.columns:
             zeros = np.broadcast_to(np.int8(0), ragged.values.shape)
             self.columns["token_type_ids"] = Ragged(zeros, ragged.offsets, ragged.longest)
         self.lengths = np.diff(ragged.offsets) if ragged is not None else np.ones(self.rows, dtype=np.int64)
-        labels = self.columns.get("labels")
+        self.targets: np.ndarray | Ragged | None = self.columns.get("labels")
+        labels = self.targets
         self.labels = labels.astype(np.int64) if isinstance(labels, np.ndarray) and labels.ndim == 1 else None
 
     @classmethod
@@ -118,21 +154,28 @@ class TokenTable:
         return tensors
 
 
-def _column(column: "pa.ChunkedArray") -> Any:
-    """Return an Arrow column as Ragged (lists), ndarray (numbers) or, for anything nested, as it is."""
+def column(values: "pa.ChunkedArray") -> Any:
+    """Return an Arrow column as Ragged (lists), ndarray (numbers; float32 [rows, fields] of structs of numbers) or, for
+    anything else, as it is."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    kind = column.type
-    if column.null_count:
-        raise UserError(f"a column of the split has {column.null_count} empty values")
+    kind = values.type
+    if values.null_count:
+        raise UserError(f"a column of the split has {values.null_count} empty values")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         if not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
-            return column
-        return _ragged(column)
+            return values
+        return _ragged(values)
+    if pa.types.is_struct(kind):
+        fields = [column(pc.struct_field(values, [place])) for place in range(kind.num_fields)]
+        if not all(isinstance(found, np.ndarray) and found.ndim == 1 for found in fields):
+            return values
+        return np.stack(fields, axis=1).astype(np.float32)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        parts = [_numbers(chunk) for chunk in column.chunks] or [column.to_numpy()]
+        parts = [_numbers(chunk) for chunk in values.chunks] or [values.to_numpy()]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return column
+    return values
 
 
 def _numbers(array: "pa.Array") -> np.ndarray:

@@ -4,6 +4,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from string import Formatter
 
 import pyarrow as pa
@@ -11,6 +12,48 @@ import pyarrow.compute as pc
 
 from ..config import ConfigError, DataConfig
 from ..config.cli_grammar import quoted
+from .rows import Rows
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table that a task reads."""
+
+    role: str
+    """`text`, `pair`, `label` (fields of `Rows`), or a name of the task's own: a key of `Rows.more`."""
+
+    name: str
+    """Its name in the table; of a text also `outer.inner` or a template."""
+
+    key: str
+    """Configuration key that gives the name, for messages."""
+
+    kind: str = "text"
+    """`text`; `label` (one name or number); `values` (anything that Arrow holds, lists and structs too)."""
+
+    needed: bool = True
+    """Whether a table without it is refused. Without their label, splits are read, and found unlabelled."""
+
+
+Columns = tuple[Column, ...]
+
+
+def text_columns(config: DataConfig) -> Columns:
+    """Return the columns of one text (or two) and one label."""
+    pair = [Column("pair", config.text_pair, "data.text_pair")] if config.text_pair else []
+    label = Column("label", config.label, "data.label", kind="label", needed=False)
+    return (Column("text", config.text, "data.text"), *pair, label)
+
+
+def names_of(column: Column) -> list[str]:
+    """Return the columns of the table that one of a task's needs."""
+    return fields(column.name) if column.kind == "text" else [column.name]
+
+
+def needed_names(columns: Columns) -> list[str]:
+    """Return the columns without which a table is refused."""
+    return [name for column in columns if column.needed for name in names_of(column)]
+
 
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 SHOWN = 30
@@ -35,26 +78,45 @@ def fields(spec: str) -> list[str]:
     return [field for _, field in parts_of(spec) if field is not None] if is_template(spec) else [spec]
 
 
-def wanted_columns(present: Sequence[str], where: str, config: DataConfig) -> list[str]:
+def wanted_columns(present: Sequence[str], where: str, columns: Columns) -> list[str]:
     """Return the columns to read; the label may be absent (an unlabelled test split), texts may not.
 
     Args:
         present: names of all columns, those inside columns too (`flat_names`).
         where: the file or split, for messages.
+        columns: what the task reads.
 
     Raises:
         ConfigError: a column is not there, or there several times.
     """
     wanted: list[str] = []
-    for key, spec in (("text", config.text), ("text_pair", config.text_pair)):
-        for name in fields(spec) if spec else ():
+    others = [column.name for column in columns if not column.needed]
+    for column in columns:
+        for name in names_of(column) if column.needed else ():
             if name not in present:
-                raise ConfigError(missing(f"data.{key}", str(spec), name, present, where, [config.label, *wanted]))
+                raise ConfigError(missing(column.key, column.name, name, present, where, [*others, *wanted]))
             wanted.append(name)
-    for name in (*wanted, config.label):
+    for name in (*wanted, *others):
         if list(present).count(name) > 1:
             raise ConfigError(f"{where}: the column '{name}' stands there {list(present).count(name)} times")
-    return list(dict.fromkeys([*wanted, *([config.label] if config.label in present else [])]))
+    return list(dict.fromkeys([*wanted, *(name for name in others if name in present)]))
+
+
+def rows_of(column: Callable[[str], pa.ChunkedArray], columns: Columns, present: Sequence[str], where: str) -> Rows:
+    """Return the rows of a table whose columns a function gives by name; see `Column.role`."""
+    rows = Rows(name=where, columns=list(present))
+    for wanted in columns:
+        if wanted.kind == "text":
+            values = text_of(wanted.name, column, where, wanted.key)
+        elif wanted.name in present:
+            values = column(wanted.name)
+        else:
+            continue
+        if wanted.role in ("text", "pair", "label"):
+            setattr(rows, wanted.role, values)
+        else:
+            rows.more[wanted.role] = values
+    return rows
 
 
 def missing(key: str, spec: str, name: str, present: Sequence[str], where: str, taken: Iterable[str] = ()) -> str:

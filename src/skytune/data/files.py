@@ -21,6 +21,7 @@ from ..config.installing import add_extra
 from ..config.secrets import reveal
 from ..models.hashing import hash_file
 from ..models.source import first_line
+from .columns import Columns
 from .formats import parse
 from .rows import Rows, concatenate
 
@@ -118,21 +119,22 @@ def find_files(spec: str, key: str) -> list[tuple[Any, str]]:
     raise UserError(f"{key}={spec}: no such file")
 
 
-def read_files(spec: str, config: DataConfig, key: str, name: str) -> tuple[Rows, int]:
+def read_files(spec: str, config: DataConfig, key: str, name: str, columns: Columns | None = None) -> tuple[Rows, int]:
     """Return the rows of a split that lies in files, and how many malformed rows were left out.
 
     Args:
         spec: path, glob or URL.
-        config: which columns hold text and label.
+        config: how files are written, and what becomes of malformed rows.
         key: configuration key that `spec` came from, for messages.
         name: the split.
+        columns: what is read; texts and a label if not given.
 
     Raises:
         UserError: a file that is missing, empty, broken, of an unknown kind or without the columns.
     """
     parts, skipped = [], 0
     for system, path in find_files(spec, key):
-        rows, lost = _read(system, path, config, key)
+        rows, lost = _read(system, path, config, key, columns)
         skipped += lost
         parts.append(rows)
     return concatenate(parts, name), skipped
@@ -194,7 +196,7 @@ def _saved_files(system: Any, folder: str, word: str) -> list[tuple[Any, str]]:
     raise UserError(f"{word}: is a folder without a table in it (known endings: {', '.join(KINDS)})")
 
 
-def _read(system: Any, path: str, config: DataConfig, key: str) -> tuple[Rows, int]:
+def _read(system: Any, path: str, config: DataConfig, key: str, columns: Columns | None) -> tuple[Rows, int]:
     try:
         with system.open(path, "rb") as file:
             data = file.read()
@@ -203,7 +205,7 @@ def _read(system: Any, path: str, config: DataConfig, key: str) -> tuple[Rows, i
     data, name = unpack(data, path, lambda: f"{key}=zip://%s::{system.unstrip_protocol(path)}")
     if not data.strip():
         raise UserError(f"{path}: the file is empty")
-    return parse(data, config.format.value if config.format else _kind(data, name, key), path, config)
+    return parse(data, config.format.value if config.format else _kind(data, name, key), path, config, columns)
 
 
 def unpack(data: bytes, path: str, inside: Callable[[], str]) -> tuple[bytes, str]:

@@ -16,7 +16,17 @@ import pyarrow.parquet
 from ..common.json import load_json
 from ..config import BadRows, DataConfig, UserError
 from ..models.source import first_line
-from .columns import column_of, fields, flat_names, is_template, text_of, wanted_columns
+from .columns import (
+    Columns,
+    column_of,
+    fields,
+    flat_names,
+    is_template,
+    needed_names,
+    rows_of,
+    text_columns,
+    wanted_columns,
+)
 from .rows import Rows, named_labels
 
 BLOCK = 64 * 1024 * 1024
@@ -43,7 +53,7 @@ MARKS = {
 log = logging.getLogger(__name__)
 
 
-def parse(data: bytes, kind: str, path: str, config: DataConfig) -> tuple[Rows, int]:
+def parse(data: bytes, kind: str, path: str, config: DataConfig, columns: Columns | None = None) -> tuple[Rows, int]:
     """Return the rows of one file, and how many malformed ones were left out (`data.bad_rows=drop`).
 
     Args:
@@ -51,19 +61,21 @@ def parse(data: bytes, kind: str, path: str, config: DataConfig) -> tuple[Rows, 
         kind: `csv` (quoted), `tsv` (as in GLUE: a quotation mark is an ordinary character), `jsonl`, `json` (an array
             of objects, or lines), `parquet`, `arrow` (a stream, or Feather), `xlsx` (its first sheet with the columns).
         path: what messages call it.
-        config: which columns hold text and label, and how text files are written.
+        config: how text files are written.
+        columns: what is read; texts and a label if not given.
 
     Raises:
         UserError: a file that is broken or lacks the columns.
     """
+    columns = columns or text_columns(config)
     if kind in ("parquet", "arrow"):
-        return _arrow(data, kind, path, config), 0
+        return _arrow(data, kind, path, columns), 0
     if kind == "xlsx":
-        return _xlsx(data, path, config), 0
+        return _xlsx(data, path, config, columns), 0
     text = _decode(data, path, config.encoding)
     if kind in ("json", "jsonl"):
-        return _json(text, path, config, array=kind == "json"), 0
-    return _csv(text, kind, path, config)
+        return _json(text, path, columns, array=kind == "json"), 0
+    return _csv(text, kind, path, config, columns)
 
 
 def _decode(data: bytes, path: str, encoding: str | None) -> str:
@@ -118,16 +130,17 @@ class Dialect:
     """Names of its columns."""
 
 
-def find_dialect(head: str, kind: str, config: DataConfig) -> Dialect:
+def find_dialect(head: str, kind: str, config: DataConfig, columns: Columns | None = None) -> Dialect:
     """Return how a file is written that begins so: what the configuration says, else that in which its columns are.
 
     Args:
         head: its first lines.
         kind: `csv` or `tsv`.
-        config: `delimiter`, `columns`, and the columns that are looked for.
+        config: `delimiter` and `columns`.
+        columns: those that are looked for; texts if not given.
     """
     own = "\t" if kind == "tsv" else ","
-    names = [*fields(config.text), *(fields(config.text_pair) if config.text_pair else [])]
+    names = needed_names(columns or text_columns(config))
     found = []
     for delimiter in [config.delimiter] if config.delimiter else dict.fromkeys([own, *DELIMITERS]):
         quoted = kind == "csv" or delimiter != "\t"
@@ -144,17 +157,17 @@ def find_dialect(head: str, kind: str, config: DataConfig) -> Dialect:
     return max(found, key=lambda entry: entry[0])[1]
 
 
-def _csv(text: str, kind: str, path: str, config: DataConfig) -> tuple[Rows, int]:
+def _csv(text: str, kind: str, path: str, config: DataConfig, columns: Columns) -> tuple[Rows, int]:
     if mark := re.match(r'"?sep=(.)"?\r?\n', text):  # Excel's own way to say it
         text = text[mark.end() :]
         config = dataclasses.replace(config, delimiter=config.delimiter or mark[1])
-    dialect = find_dialect(text[:HEAD], kind, config)
+    dialect = find_dialect(text[:HEAD], kind, config, columns)
     header, quoted = dialect.header, dialect.quoted
     if not config.delimiter and dialect.delimiter != ("\t" if kind == "tsv" else ","):
         log.info("data: %s has %s between its columns", path, DELIMITERS[dialect.delimiter])
     if not quoted and header and all(_in_quotes(name) for name in header):
         raise UserError(f"{path}: its cells stand in quotes; data.format=csv data.delimiter=tab reads them without")
-    wanted = wanted_columns(header, path, config)
+    wanted = wanted_columns(header, path, columns)
     bad: list[tuple[int | None, int, str]] = []
 
     def malformed(row: Any) -> str:
@@ -180,9 +193,9 @@ def _csv(text: str, kind: str, path: str, config: DataConfig) -> tuple[Rows, int
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
     if bad and config.bad_rows is BadRows.error:
-        number, columns, line = bad[0]
+        number, count, line = bad[0]
         row = f", row {number - (not config.columns)}" if number else ""
-        has = f"has {columns} columns, the header {len(header)}"
+        has = f"has {count} columns, the header {len(header)}"
         raise UserError(f"{path}{row}: {has}{_why(line, dialect, kind)}; data.bad_rows=drop leaves such rows out")
     if not quoted and all(map(_in_quotes, table[wanted[0]][:SAMPLE].to_pylist())) and table.num_rows:
         log.warning(
@@ -190,7 +203,7 @@ def _csv(text: str, kind: str, path: str, config: DataConfig) -> tuple[Rows, int
             "data.delimiter=tab reads them without",
             path,
         )
-    return _rows(path, table, config, header), len(bad)
+    return _rows(path, table, columns, header), len(bad)
 
 
 def _in_quotes(text: str | None) -> bool:
@@ -207,7 +220,7 @@ def _why(line: str, dialect: Dialect, kind: str) -> str:
     return f" (a {name} or a quotation mark in a text needs quotes around the text)"
 
 
-def _json(text: str, path: str, config: DataConfig, array: bool) -> Rows:
+def _json(text: str, path: str, columns: Columns, array: bool) -> Rows:
     """Read JSON lines, or one JSON array of objects."""
     records: list[dict[str, Any]] = []
     if array and text.lstrip().startswith("["):
@@ -226,9 +239,9 @@ def _json(text: str, path: str, config: DataConfig, array: bool) -> Rows:
         if not isinstance(record, dict):
             raise UserError(f"{path}, row {number}: is no JSON object with the columns as keys")
     present = list(dict.fromkeys(name for record in records for name in _names(record)))
-    wanted = wanted_columns(present, path, config)
+    wanted = wanted_columns(present, path, columns)
     values = {name: [_inside(record, name) for record in records] for name in wanted}
-    return _from_values(path, values, len(records), config, present)
+    return _from_values(path, values, columns, present)
 
 
 def _names(record: dict[str, Any], prefix: str = "") -> list[str]:
@@ -254,15 +267,16 @@ def _inside(record: Any, name: str) -> Any:
     return None
 
 
-def _from_values(path: str, values: dict[str, list[Any]], count: int, config: DataConfig, present: list[str]) -> Rows:
+def _from_values(path: str, values: dict[str, list[Any]], columns: Columns, present: list[str]) -> Rows:
     """Return rows of columns whose values may be of any type."""
     odd: dict[int, str] = {}
-    mixed = {name for spec in (config.text, config.text_pair) if spec and is_template(spec) for name in fields(spec)}
-    columns = {
-        name: _labels(column, path, name) if name == config.label else _texts(column, name, odd, name in mixed)
-        for name, column in values.items()
+    mixed = {name for c in columns if c.kind == "text" and is_template(c.name) for name in fields(c.name)}
+    kinds = {column.name: column.kind for column in columns if column.kind != "text"}
+    found = {
+        name: _values(each, path, name, kinds[name]) if name in kinds else _texts(each, name, odd, name in mixed)
+        for name, each in values.items()
     }
-    rows = _rows(path, pa.table(columns), config, present)
+    rows = _rows(path, pa.table(found), columns, present)
     rows.odd = odd
     return rows
 
@@ -282,23 +296,24 @@ def _texts(values: list[Any], name: str, odd: dict[int, str], mixed: bool) -> pa
     return pa.chunked_array([pa.array(values, pa.large_string())])
 
 
-def _labels(values: list[Any], path: str, name: str) -> pa.ChunkedArray:
+def _values(values: list[Any], path: str, name: str, kind: str) -> pa.ChunkedArray:
     for row, value in enumerate(values):
-        if isinstance(value, (dict, list)):
+        if isinstance(value, (dict, list)) and kind == "label":
             raise UserError(f"{path}, row {row + 1}: '{name}' is {json.dumps(value)[:40]}, not one class")
-    if len({type(value) for value in values if value is not None}) > 1:
+    types = {type(value) for value in values if value is not None}
+    if len(types) > 1 and not types & {dict, list} and (kind == "label" or not types <= {int, float}):
         values = [None if value is None else str(value) for value in values]
     try:
         return pa.chunked_array([pa.array(values)])
-    except (pa.ArrowInvalid, OverflowError) as error:
-        raise UserError(f"{path}: labels in '{name}' cannot be read: {first_line(error)}") from error
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise UserError(f"{path}: values in '{name}' cannot be read: {first_line(error)}") from error
 
 
-def _xlsx(data: bytes, path: str, config: DataConfig) -> Rows:
+def _xlsx(data: bytes, path: str, config: DataConfig, columns: Columns) -> Rows:
     """Read the first sheet of an Excel workbook that has the columns; rows without anything at its end do not count."""
     import openpyxl
 
-    names = [*fields(config.text), *(fields(config.text_pair) if config.text_pair else [])]
+    names = needed_names(columns)
     sheets: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {}
     try:
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
@@ -319,13 +334,14 @@ def _xlsx(data: bytes, path: str, config: DataConfig) -> Rows:
     header, lines = sheets[chosen]
     if len(book.sheetnames) > 1:
         log.info("data: of the sheets of %s (%s), '%s' is read", path, ", ".join(book.sheetnames), chosen)
-    wanted = wanted_columns(header, path, config)
+    wanted = wanted_columns(header, path, columns)
+    answers = {column.name for column in columns if column.kind != "text"}
     places = {name: header.index(name) for name in wanted}
     values = {
-        name: [_cell(line[place], name == config.label) if place < len(line) else None for line in lines]
+        name: [_cell(line[place], name in answers) if place < len(line) else None for line in lines]
         for name, place in places.items()
     }
-    return _from_values(path, values, len(lines), config, header)
+    return _from_values(path, values, columns, header)
 
 
 def _cell(value: Any, label: bool) -> Any:
@@ -335,7 +351,7 @@ def _cell(value: Any, label: bool) -> Any:
     return value if value is None or (label and isinstance(value, (int, float))) else str(value)
 
 
-def _arrow(data: bytes, kind: str, path: str, config: DataConfig) -> Rows:
+def _arrow(data: bytes, kind: str, path: str, columns: Columns) -> Rows:
     try:
         if kind == "parquet":
             file = pa.parquet.ParquetFile(pa.BufferReader(data))
@@ -344,7 +360,7 @@ def _arrow(data: bytes, kind: str, path: str, config: DataConfig) -> Rows:
             opened = pa.ipc.open_file if data.startswith(b"ARROW1") else pa.ipc.open_stream
             whole = opened(pa.BufferReader(data)).read_all()
             schema = whole.schema
-        wanted = wanted_columns(flat_names(schema), path, config)
+        wanted = wanted_columns(flat_names(schema), path, columns)
         tops = [name for name in schema.names if any(w == name or w.startswith(f"{name}.") for w in wanted)]
         found = file.read(columns=wanted) if kind == "parquet" else whole.select(tops)
         found.validate(full=True)  # Parquet's writers may leave broken UTF-8
@@ -352,9 +368,10 @@ def _arrow(data: bytes, kind: str, path: str, config: DataConfig) -> Rows:
         name = {"parquet": "Parquet", "arrow": "Arrow"}[kind]
         raise UserError(f"{path}: is no readable {name} file: {first_line(error)}") from error
     table = pa.table({name: column_of(found, name) for name in wanted})
-    rows = _rows(path, table, config, flat_names(schema))
-    rows.names = _declared(schema, config.label)
-    if rows.names and rows.label is not None:
+    rows = _rows(path, table, columns, flat_names(schema))
+    label = next((column for column in columns if column.role == "label"), None)
+    rows.names = _declared(schema, label.name) if label else None
+    if rows.names and rows.label is not None and label and label.kind == "label":
         rows.label = named_labels(rows.label, rows.names)
     return rows
 
@@ -369,13 +386,6 @@ def _declared(schema: pa.Schema, label: str) -> list[str] | None:
     return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
 
 
-def _rows(path: str, table: pa.Table, config: DataConfig, present: list[str]) -> Rows:
-    pair = text_of(config.text_pair, table.column, path, "data.text_pair") if config.text_pair else None
-    return Rows(
-        name=path,
-        text=text_of(config.text, table.column, path),
-        pair=pair,
-        label=table.column(config.label) if config.label in table.column_names else None,
-        parts=[(path, table.num_rows)],
-        columns=present,
-    )
+def _rows(path: str, table: pa.Table, columns: Columns, present: list[str]) -> Rows:
+    rows = rows_of(table.column, columns, table.column_names, path)
+    return dataclasses.replace(rows, parts=[(path, table.num_rows)], columns=present)

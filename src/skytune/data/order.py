@@ -38,6 +38,7 @@ class SampleOrder:
         bucket_batches: global batches in a pool; 1 means no bucketing.
         limit: global batches used of every epoch, None for all.
         one_length: whether all rows of a micro-batch must have one length.
+        units: int64 [rows], how often each row counts in the loss (its tokens); None: once each.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class SampleOrder:
         bucket_batches: int = 50,
         limit: int | None = None,
         one_length: bool = False,
+        units: np.ndarray | None = None,
     ) -> None:
         if len(lengths) == 0:
             raise ValueError("there are no rows to order")
@@ -57,6 +59,7 @@ class SampleOrder:
         self.global_size = global_size
         self.bucket_batches = bucket_batches
         self.one_length = one_length
+        self.units = units
         every = -(-len(self.lengths) // global_size)
         self.steps_per_epoch = every if limit is None else min(every, limit)
         self._cached: tuple[int, list[np.ndarray]] | None = None
@@ -64,7 +67,8 @@ class SampleOrder:
     def micro_batches(self, step: int, rank: int, world_size: int, micro_size: int | None) -> list["MicroBatch"]:
         """Return the micro-batches of one process in an optimizer step."""
         lengths = self.lengths if self.one_length else None
-        return micro_batches(self.rows(step), rank=rank, world_size=world_size, micro_size=micro_size, lengths=lengths)
+        split = {"rank": rank, "world_size": world_size}
+        return micro_batches(self.rows(step), **split, micro_size=micro_size, lengths=lengths, units=self.units)
 
     def position(self, step: int) -> Position:
         """Return the position of an optimizer step (steps count from 0)."""
@@ -107,8 +111,9 @@ class MicroBatch:
     Attributes:
         rows: row numbers; never empty: a process without rows computes one with weight 0, so that all processes take
             part in every collective operation.
-        weight: factor on the mean loss of these rows. Gradients are averaged over processes, so the weights make the
-            sum of all micro-batches the mean over the global batch, however unevenly rows are spread.
+        weight: factor on the mean loss of these rows (of the tokens in them that count). Gradients are averaged over
+            processes, so the weights make the sum of all micro-batches the mean over the global batch, however unevenly
+            rows and tokens are spread.
         last: True for the step's last micro-batch.
         real: how many of the rows count.
     """
@@ -126,12 +131,16 @@ def micro_batches(
     world_size: int,
     micro_size: int | None,
     lengths: np.ndarray | None = None,
+    units: np.ndarray | None = None,
 ) -> list[MicroBatch]:
     """Cut a global batch into the micro-batches of one process; every process gets the same number of them.
 
     Rows are dealt out in turn, so that processes get rows of like lengths where the batch is sorted by length. With
-    `lengths` (of all rows there are) rows of one length are dealt out at a time, and no micro-batch has two.
+    `lengths` (of all rows there are) rows of one length are dealt out at a time, and no micro-batch has two. With
+    `units` (likewise) a micro-batch counts by those of its rows. All processes know all rows of a global batch, so none
+    has to ask another how much it counts as a whole.
     """
+    whole = len(rows) if units is None else int(units[rows].sum())
     groups = [rows]
     if lengths is not None:
         groups = [rows[lengths[rows] == length] for length in np.unique(lengths[rows])]
@@ -142,7 +151,7 @@ def micro_batches(
         mine = group[rank::world_size]
         for start in range(0, share, size):
             part = mine[start : start + size]
-            weight = len(part) * world_size / len(rows)
+            weight = (len(part) if units is None else int(units[part].sum())) * world_size / whole
             found.append(MicroBatch(part if len(part) else group[:1], weight, False, len(part)))
     found[-1] = replace(found[-1], last=True)
     return found

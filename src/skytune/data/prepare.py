@@ -17,11 +17,11 @@ from ..models import (
     read_specials_as,
 )
 from .columns import fields, missing
-from .labels import MISSING, Classes, encode, find_classes, labelled, read_labels, shorten
+from .labels import MISSING, labelled
 from .rows import Rows, drop_bad
 from .sources import Source
 from .splits import Purpose, collapse, cut, shrink, text_keys
-from .tokens import tokenize, with_labels
+from .targets import CLASSES, Encoded, Reading, Targets
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Prepared:
     """Splits that can be trained and scored on."""
 
     train: Any
-    """`datasets.Dataset` in torch format: `input_ids`, `attention_mask`, `labels` (see `tokens.tokenize`)."""
+    """`datasets.Dataset` in torch format: what the model reads (see `tokens.tokenize`) and `labels`."""
 
     validation: Any
     """As `train`; chooses the weights."""
@@ -49,7 +49,7 @@ class Prepared:
     """The tokenizer; None where the data set brings numbers."""
 
     labels: list[str]
-    """Class names in the order of their numbers."""
+    """Names of the classes, or outputs, in their order."""
 
     notes: Notes
     """What happened on the way: rows read, dropped, truncated; where validation and test came from."""
@@ -60,18 +60,23 @@ class Prepared:
 
 @dataclass
 class Split:
-    """One split on its way: rows and their class numbers."""
+    """One split on its way: rows, and what is learned from each."""
 
     rows: Rows
-    numbers: np.ndarray
+    encoded: Encoded
 
     def take(self, positions: np.ndarray) -> "Split":
         """Return the rows at these positions."""
-        return Split(self.rows.take(positions), self.numbers[positions])
+        return Split(self.rows.take(positions), self.encoded.take(positions))
 
 
 def prepare(
-    config: DataConfig, model: ModelConfig, seed: int, sets: dict[str, str], known: list[str] | None = None
+    config: DataConfig,
+    model: ModelConfig,
+    seed: int,
+    sets: dict[str, str],
+    known: list[str] | None = None,
+    task: Reading = CLASSES,
 ) -> Prepared:
     """Read a data set and return its splits, tokenized for a model.
 
@@ -86,6 +91,7 @@ def prepare(
         seed: decides cuts and the shrunken part where `config.seed` does not.
         sets: further evaluation sets by name: split names or files.
         known: the classes of a trained model that is to be scored; the data's get their numbers, by name.
+        task: which columns are read, and what is learned.
 
     Raises:
         UserError: anything wrong with the data, named with its file and row, and the way out.
@@ -94,10 +100,10 @@ def prepare(
     seed = seed if config.seed is None else config.seed
     print_ = Source(config).fingerprint(sets)
     notes: Notes = {}
-    splits, classes = _read(config, seed, sets, notes, known)
+    splits, targets = _read(config, seed, sets, notes, known, task)
     if config.drop_leaks:
         _drop_leaks(splits, config, sets, notes)
-    kept = shrink(splits["train"].numbers, config.fraction, config.max_rows, seed)
+    kept = shrink(splits["train"].encoded.strata, config.fraction, config.max_rows, seed)
     splits["train"] = splits["train"].take(kept)
     tokenizer = limit = None
     if splits["train"].rows.text is not None:
@@ -106,7 +112,7 @@ def prepare(
     done = {}
     total = 0
     for name, split in splits.items():
-        done[name], truncated = _finish(split, tokenizer, limit, classes)
+        done[name], truncated = targets.lay_out(split.rows, split.encoded, tokenizer, limit)
         notes[f"rows_{name}"] = len(split.rows)
         notes[f"truncated_{name}"] = truncated
         total += truncated
@@ -118,7 +124,7 @@ def prepare(
         test=done.pop("test"),
         sets=done,
         tokenizer=tokenizer,
-        labels=classes.names,
+        labels=targets.names,
         notes=notes,
         fingerprint=print_,
     )
@@ -138,15 +144,15 @@ def _say(notes: Notes) -> None:
 
 
 def _read(
-    config: DataConfig, seed: int, sets: dict[str, str], notes: Notes, known: list[str] | None
-) -> tuple[dict[str, Split], Classes]:
+    config: DataConfig, seed: int, sets: dict[str, str], notes: Notes, known: list[str] | None, task: Reading
+) -> tuple[dict[str, Split], Targets]:
     """Read all splits, check texts and labels, and cut from train what is missing."""
-    source = Source(config)
+    source = Source(config, task.columns(config))
     dropped = 0
 
     def read(spec: str, key: str, name: str) -> Rows:
         nonlocal dropped
-        rows = source.split(spec, key, name)
+        rows = task.arrange(source.split(spec, key, name), config)
         rows, bad = drop_bad(rows, config.bad_rows)
         dropped += bad
         if len(rows) == 0:
@@ -155,27 +161,26 @@ def _read(
 
     def numbered(rows: Rows) -> Split:
         nonlocal dropped
-        split = Split(rows, encode(rows, classes))
-        there = split.numbers != MISSING
+        split = Split(rows, targets.encode(rows))
+        there = ~split.encoded.missing
         if config.bad_rows is BadRows.error or not there.any():
             return split
         dropped += int((~there).sum())
         return split.take(np.flatnonzero(there))
 
     rows = read(config.train, "data.train", "train")
-    if rows.label is None:
-        where = rows.parts[0][0] if rows.parts else rows.name
-        taken = [name for spec in (config.text, config.text_pair) if spec for name in fields(spec)]
-        raise ConfigError(missing("data.label", config.label, config.label, rows.columns, where, taken))
-    lacking = read_labels(rows, config).lacking()
+    for column in source.columns:
+        if column.role == "label" and rows.label is None:
+            where = rows.parts[0][0] if rows.parts else rows.name
+            taken = [name for other in source.columns if other.needed for name in fields(other.name)]
+            raise ConfigError(missing(column.key, column.name, column.name, rows.columns, where, taken))
+    lacking = task.lacking(rows, config)
     if config.bad_rows is BadRows.drop and not lacking.all():
         rows = rows.take(np.flatnonzero(~lacking))
         dropped += int(lacking.sum())
-    classes = find_classes(rows, config, known)
-    train = Split(rows, encode(rows, classes))
-    counts = np.bincount(train.numbers, minlength=len(classes.names))
-    told = shorten(f"{name} ({count:,})" for name, count in zip(classes.names, counts, strict=True))
-    notes["classes"] = f"{len(classes.names)} classes: {told}"
+    targets = task.targets(rows, config, known)
+    train = Split(rows, targets.encode(rows))
+    notes["classes"] = targets.about(train.encoded)
     total = len(rows)
     notes["rows_read"] = total
     _count_duplicates(train, notes)
@@ -185,7 +190,7 @@ def _read(
         why = "there is none"
         if spec:
             split = numbered(read(spec, f"data.{name}", name))
-            if labelled(split.rows, split.numbers, whole=True):
+            if _labelled(split, whole=True):
                 found[name] = split
                 notes[f"{name}_from"] = spec
                 continue
@@ -194,16 +199,20 @@ def _read(
         size = max(1, round(total * fraction))  # a share of train as it was read: both splits get what they were told
         if size >= len(train.rows):
             raise UserError(f"data.{name}: {why}, and train has too few rows ({total}) to cut one from it")
-        stay, off = cut(train.numbers, size, seed, Purpose[name])
+        stay, off = cut(train.encoded.strata, size, seed, Purpose[name])
         found[name], train = train.take(off), train.take(stay)
         found[name].rows.name = name
         notes[f"{name}_from"] = f"cut from train ({why})"
     splits = {"train": train, "validation": found["validation"], "test": found["test"]}
     for name, spec in sets.items():
         splits[name] = numbered(read(spec, f"eval.sets.{name}", name))
-        labelled(splits[name].rows, splits[name].numbers, whole=False)
+        _labelled(splits[name], whole=False)
     notes["dropped_bad_rows"] = dropped + source.malformed
-    return splits, classes
+    return splits, targets
+
+
+def _labelled(split: Split, whole: bool) -> bool:
+    return labelled(split.rows, np.where(split.encoded.missing, MISSING, 0), whole)
 
 
 def _drop_leaks(splits: dict[str, Split], config: DataConfig, sets: dict[str, str], notes: Notes) -> None:
@@ -240,7 +249,7 @@ def _count_duplicates(train: Split, notes: Notes) -> None:
         return
     texts, first = np.unique(keys, return_inverse=True)
     notes["duplicate_texts"] = len(keys) - len(texts)
-    pairs = np.unique(np.stack([first, train.numbers]), axis=1)
+    pairs = np.unique(np.stack([first, train.encoded.strata]), axis=1)
     notes["conflicting_texts"] = int((np.bincount(pairs[0]) > 1).sum())
 
 
@@ -256,12 +265,3 @@ def _tokenizer(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]
     if config.max_length is not None and limit is not None and config.max_length > limit:
         raise ConfigError(f"data.max_length={config.max_length}: {model.name} takes {limit} tokens at most")
     return tokenizer, config.max_length or limit
-
-
-def _finish(split: Split, tokenizer: Any, limit: int | None, classes: Classes) -> tuple[Any, int]:
-    """Return a split with `labels`, tokenized where it has texts, and how many of them were cut off."""
-    dataset = split.rows.other
-    if dataset is None:
-        return tokenize(split.rows, split.numbers, tokenizer, limit, classes.names)
-    dataset = dataset.flatten_indices() if dataset._indices is not None else dataset
-    return with_labels(dataset.with_format("arrow")[:], dict(dataset.features), split.numbers, classes.names), 0

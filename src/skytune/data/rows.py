@@ -36,6 +36,9 @@ class Rows:
     parts: list[tuple[str, int]] = field(default_factory=list)
     """The files that the rows came from, and how many came from each, in order."""
 
+    more: dict[str, pa.ChunkedArray] = field(default_factory=dict)
+    """Further columns that a task reads, by their role."""
+
     other: Any = None
     """`datasets.Dataset` of all columns but the label, where the data set brings numbers."""
 
@@ -46,7 +49,7 @@ class Rows:
     """Where each row stood when it was read, from 0; None while nothing was taken away."""
 
     def __len__(self) -> int:
-        for column in (self.text, self.other, self.label):
+        for column in (self.text, self.other, self.label, *self.more.values()):
             if column is not None:
                 return len(column)
         return 0
@@ -69,6 +72,7 @@ class Rows:
             text=None if self.text is None else self.text.take(index),
             pair=None if self.pair is None else self.pair.take(index),
             label=None if self.label is None else self.label.take(index),
+            more={role: column.take(index) for role, column in self.more.items()},
             other=None if self.other is None else self.other.select(positions),
             number=number[positions],
             odd={},
@@ -98,18 +102,24 @@ def concatenate(parts: list[Rows], name: str) -> Rows:
     for part in parts:
         whole.odd |= {start + row: value for row, value in part.odd.items()}
         start += len(part)
-    for key in ("text", "pair", "label"):
-        columns = [getattr(part, key) for part in parts]
+    for key in ("text", "pair", "label", *dict.fromkeys(role for part in parts for role in part.more)):
+        own = key in ("text", "pair", "label")
+        columns: list[Any] = [getattr(part, key) if own else part.more.get(key) for part in parts]
         if all(column is None for column in columns):
             continue
         if any(column is None for column in columns):  # some files have labels, some have none
+            kind = pa.large_string() if own else next(column.type for column in columns if column is not None)
             columns = [
-                pa.chunked_array([pa.nulls(len(p), pa.large_string())]) if c is None else c
+                pa.chunked_array([pa.nulls(len(p), kind)]) if c is None else c
                 for p, c in zip(parts, columns, strict=True)
             ]
         if key == "label" and (len(kinds) > 1 or len({c.type for c in columns}) > 1):
             columns = [column.cast(pa.large_string()) for column in columns]
-        setattr(whole, key, pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type))
+        joined = pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
+        if own:
+            setattr(whole, key, joined)
+        else:
+            whole.more[key] = joined
     return whole
 
 

@@ -17,7 +17,7 @@ from ..models.hub import commit_of, not_reachable, one_line
 from ..models.quiet import quiet
 from ..models.source import packaged_path
 from .adapt import as_dataset, from_dataset
-from .columns import text_column
+from .columns import Columns, text_column, text_columns
 from .files import find_files, hash_content, looks_like_file, read_files
 from .rows import Rows, named_labels
 from .splits import Purpose, stratified_order
@@ -35,8 +35,9 @@ SUBSET_LABELS = ["negative", "positive"]
 class Source:
     """Reads splits of one data set; what is the same for all of them is opened once."""
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, columns: Columns | None = None) -> None:
         self.config = config
+        self.columns = text_columns(config) if columns is None else columns
         self.malformed = 0
         self._builder: Any = None
         self._own: dict[str, Any] | None = None
@@ -55,7 +56,7 @@ class Source:
         """
         source = self.config.source
         if self._is_file(spec):
-            rows, malformed = read_files(spec, self.config, key, name)
+            rows, malformed = read_files(spec, self.config, key, name, self.columns)
             self.malformed += malformed
             return rows
         if source is DataSource.packaged:
@@ -146,7 +147,7 @@ class Source:
         files = [str(entry["filename"]) for entry in loaded.cache_files]
         if not online and files and commit not in files[0]:  # offline, the library takes any commit it has
             raise not_reachable("dataset", config.name)
-        return from_dataset(loaded, config, name)
+        return from_dataset(loaded, config, name, self.columns)
 
     def _splits(self) -> dict[str, Any]:
         if self._own is None:
@@ -161,7 +162,8 @@ class Source:
         if spec not in splits:
             target = self.config._target_
             raise UserError(f"{key}={spec}: data._target_={target} returned no such split, only {', '.join(splits)}")
-        return from_dataset(as_dataset(splits[spec], str(self.config._target_)), self.config, name)
+        dataset = as_dataset(splits[spec], str(self.config._target_))
+        return from_dataset(dataset, self.config, name, self.columns)
 
 
 def packaged_part(config: DataConfig, spec: str, key: str) -> tuple[Path, str]:

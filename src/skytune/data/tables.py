@@ -62,6 +62,13 @@ def read_split(folder: Path) -> "pa.Table":
         raise UserError(f"{folder} holds a damaged Arrow file: {' '.join(str(error).split())}") from error
 
 
+def label_names(feature: Any) -> list[str]:
+    """Return the names that the feature of `labels` carries: of classes, or the fields of a struct; none for others."""
+    if isinstance(feature, dict):
+        return list(feature)
+    return [str(name) for name in getattr(getattr(feature, "feature", feature), "names", None) or []]
+
+
 def content_hash(table: "pa.Table") -> str:
     """Return a hash of the rows by column name: equal for equal content, however it is cut into chunks or files."""
     digest = hashlib.sha256()

@@ -15,19 +15,17 @@ BATCH = 1000
 """Texts that are tokenized at once."""
 
 
-def tokenize(rows: Rows, numbers: np.ndarray, tokenizer: Any, limit: int | None, names: list[str]) -> tuple[Any, int]:
-    """Return one split as a `datasets.Dataset` in torch format, and how many texts were truncated.
+def tokenize(rows: Rows, tokenizer: Any, limit: int | None) -> tuple[pa.Table, dict[str, Any], int]:
+    """Return the tokens of one split as a table with its features, and how many texts were truncated.
 
-    Columns: `input_ids` (list of int32), `attention_mask` (list of int8), `token_type_ids` (list of int8) where the
-    tokenizer makes them (for single texts only where they are not all 0, as XLNet's and Funnel's), and `labels` (class
-    label). Nothing is padded; nothing is written to disk.
+    Columns: `input_ids` (list of int32), `attention_mask` (list of int8), and `token_type_ids` (list of int8) where the
+    tokenizer makes them (for single texts only where they are not all 0, as XLNet's and Funnel's). Nothing is padded;
+    nothing is written to disk.
 
     Args:
         rows: texts.
-        numbers: (rows,) class numbers.
         tokenizer: a transformers tokenizer.
         limit: longest row in tokens; None is no limit.
-        names: class names.
 
     Raises:
         UserError: the tokenizer cannot take a special token that is written out in a text for text.
@@ -54,15 +52,15 @@ def tokenize(rows: Rows, numbers: np.ndarray, tokenizer: Any, limit: int | None,
         "input_ids": datasets.List(datasets.Value("int32")),
         **{name: datasets.List(datasets.Value("int8")) for name in wanted[1:]},
     }
-    return with_labels(pa.table(columns), features, numbers, names), truncated
+    return pa.table(columns), features, truncated
 
 
-def with_labels(table: pa.Table, features: dict[str, Any], numbers: np.ndarray, names: list[str]) -> Any:
-    """Return an Arrow table and its labels as a `datasets.Dataset` in torch format."""
+def with_labels(table: pa.Table, features: dict[str, Any], labels: pa.Array, feature: Any) -> Any:
+    """Return an Arrow table and its labels, of this feature, as a `datasets.Dataset` in torch format."""
     import datasets
 
-    table = table.append_column("labels", pa.chunked_array([pa.array(numbers, pa.int64())]))
-    all_features = datasets.Features({**features, "labels": datasets.ClassLabel(names=names)})
+    table = table.append_column("labels", pa.chunked_array([labels]))
+    all_features = datasets.Features({**features, "labels": feature})
     table = table.cast(all_features.arrow_schema)
     return datasets.Dataset(table, info=datasets.DatasetInfo(features=all_features)).with_format("torch")
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-from ..config import RunConfig, ScaleLr, UserError, to_dict
+from ..config import METRICS, RunConfig, ScaleLr, UserError, to_dict
 from ..config.folders import home
+from ..config.schema.task import AUTO
 from ..job import JobDir
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,10 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     # How the global batch is cut up changes rounding only.
     values["batch"] = {key: value for key, value in values["batch"].items() if key not in ("micro_size", "auto")}
     values["checkpoint"] = {key: values["checkpoint"][key] for key in ("select", "metric", "mode")}
+    if config.task.is_first:  # likewise of runs from before there were several tasks
+        del values["task"]
+        if config.checkpoint.metric == AUTO:
+            values["checkpoint"]["metric"] = METRICS[0]
     if config.schedule.scale_lr is ScaleLr.none:  # keys of runs from before there was such a thing stay what they were
         values["schedule"] = {k: v for k, v in values["schedule"].items() if not k.startswith("scale_")}
     plain = to_dict(RunConfig())

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import models
+from .. import models, tasks
 from ..common.mappings import flatten
 from ..config import RunConfig, UserError, to_dict
 from ..config.secrets import hide
 from ..config.targets import user_paths
-from ..data.tables import content_hash, write_split
+from ..data.tables import content_hash, label_names, write_split
 from ..job import Job, JobDir, read_json, write_json
 from .local import Launcher, LocalLauncher
 from .multinode.launcher import NodesLauncher
@@ -72,7 +72,7 @@ def train(
     Raises:
         UserError: anything the user can act on, from here or from a worker.
     """
-    config = hide(config)
+    config = tasks.resolved(hide(config), train_split.features)
     source = models.resolve(config.model)
     if source.revision:
         config = replace(config, model=replace(config.model, revision=source.revision))
@@ -97,6 +97,7 @@ def predict(
     Raises:
         UserError: no model there, or anything a worker names.
     """
+    config = tasks.resolved(config, next(iter(evaluation.values())).features)
     folder = Path(models.saved_model(checkpoint).folder)
     prints = {"data": data_hash(evaluation), "weights": checkpoint_hash(folder)}
     named = replace(hide(config), name=config.name or f"evaluate-{folder.name}")
@@ -195,15 +196,8 @@ def read_predictions(job: JobDir, splits: list[str]) -> "datasets.DatasetDict":
 
 
 def class_names(split: "datasets.Dataset") -> list[str]:
-    """Return the class names that a split's `labels` column carries.
-
-    Raises:
-        UserError: it carries none.
-    """
-    names = getattr(split.features.get("labels"), "names", None)
-    if not names:
-        raise UserError("the split's column 'labels' does not name its classes (a datasets.ClassLabel is needed)")
-    return list(names)
+    """Return the names of the classes, or outputs, that a split's `labels` column carries; empty where it has none."""
+    return label_names(split.features.get("labels"))
 
 
 def data_hash(splits: Mapping[str, "datasets.Dataset"]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from ..config import ConfigError, ModelConfig, UserError
 from ..config.targets import instantiate
 from .classes import are_unnamed, match_classes, own_classes, sizes_offered
+from .head import KINDS, OWN, TEXT, Head, auto_class, give_settings
 from .lora import attach
 from .quiet import quiet
 from .source import fetch, first_line, load_config, load_weights
@@ -19,7 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 def build_model(
-    config: ModelConfig, path: str | None, labels: list[str], seed: int, tokenizer_folder: str | None = None
+    config: ModelConfig,
+    path: str | None,
+    labels: list[str],
+    seed: int,
+    tokenizer_folder: str | None = None,
+    head: Head = TEXT,
 ) -> Any:
     """Return the network as an `nn.Module` on the CPU, in float32.
 
@@ -29,10 +35,11 @@ def build_model(
     Args:
         config: which network, and how it is changed.
         path: local folder with its files; None takes `config.name` (a package, a folder, or the Hub).
-        labels: class names in the order of their numbers.
+        labels: names of the classes, or outputs, in their order; none where the head has none.
         seed: decides new weights.
         tokenizer_folder: the tokenizer of the data; it is checked against the model's vocabulary and gives the
             padding token.
+        head: what the task asks of the network.
 
     Raises:
         UserError: files that are missing or do not fit, a tokenizer that does not fit, something that is no module.
@@ -45,8 +52,9 @@ def build_model(
     with seeded(seed):
         if folder is None:
             model = _from_target(config, labels, tokenizer)
+            give_settings(model, head.settings)
         else:
-            model, new = _from_files(config, folder, labels, seed, tokenizer)
+            model, new = _from_files(config, folder, labels, seed, tokenizer, head)
         if config.dropout is not None:
             set_dropout(model, config.dropout)
         if config.freeze_backbone:
@@ -146,23 +154,31 @@ def _from_target(config: ModelConfig, labels: list[str], tokenizer: Any) -> Any:
     return model
 
 
-def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, tokenizer: Any) -> tuple[Any, set[str]]:
+def _from_files(
+    config: ModelConfig, folder: str, labels: list[str], seed: int, tokenizer: Any, head: Head
+) -> tuple[Any, set[str]]:
     """Return the model, and the names of parameters that no file held."""
     import torch
-    from transformers import AutoModelForSequenceClassification as Auto
 
+    Auto = auto_class(head.auto)
     values = load_config(config, folder)
-    head = _Head(values, labels)
-    values.id2label = dict(enumerate(labels))
-    values.label2id = {name: number for number, name in enumerate(labels)}
-    values.problem_type = "single_label_classification"
+    classes = _Classes(values, labels, Auto) if labels else None
+    if labels:
+        values.id2label = dict(enumerate(labels))
+        values.label2id = {name: number for number, name in enumerate(labels)}
+    for key in [key for key in values.to_dict() if key.startswith(OWN)]:
+        delattr(values, key)  # what it was trained for before
+    for key, value in head.settings.items():
+        setattr(values, key, value)
     if tokenizer is not None:
         check_vocabulary(tokenizer, values)
         agree_on_padding(tokenizer, values)
     if config.dropout is not None:
         change_dropout(values, config.dropout)
     if type(values) not in Auto._model_mapping:
-        raise UserError(f"model.name={config.name}: transformers has no text classifier of type '{values.model_type}'")
+        raise UserError(
+            f"model.name={config.name}: transformers has no {KINDS[head.auto]} of type '{values.model_type}'"
+        )
     with quiet("transformers", "huggingface_hub"):
         if not config.pretrained:
             logger.info("model: all weights of %s are new, drawn from seed %d", config.name, seed)
@@ -173,19 +189,22 @@ def _from_files(config: ModelConfig, folder: str, labels: list[str], seed: int, 
             setattr(model, AWAITS, True)
             return model, awaited
         try:
-            model, found = load_weights(folder, config=values, ignore_mismatched_sizes=True)
+            model, found = load_weights(folder, head.auto, config=values, ignore_mismatched_sizes=True)
         except Exception as error:
             raise UserError(f"model.name={config.name}: cannot load the weights: {first_line(error)}") from error
-    new = head.arrange(config.name, model, _check_loaded(config.name, model, found))
+    new = _check_loaded(config.name, model, found)
+    if classes is not None:
+        new = classes.arrange(config.name, model, new)
     if new:
         logger.info("model: %s are new (%s has none that fit), drawn from seed %d", _list(new), config.name, seed)
     return model, new
 
 
-class _Head:
+class _Classes:
     """A head that a file may hold, for classes of its own, and the data's classes that it is to go on with."""
 
-    def __init__(self, values: Any, labels: list[str]) -> None:
+    def __init__(self, values: Any, labels: list[str], auto: Any) -> None:
+        self.auto = auto
         self.trained_on, self.labels = own_classes(values.id2label), labels
         self.places = match_classes(labels, self.trained_on)
         numbers = are_unnamed(self.trained_on) or (are_unnamed(labels) and not any(n is not None for n in self.places))
@@ -214,7 +233,7 @@ class _Head:
             logger.info("model: %s is for %s, not for %s (data.label_map says which is which)", name, theirs, ours)
         if len(self.labels) != len(self.trained_on) or self.places == list(range(len(self.labels))):
             return new
-        loaded = {key: place for key, place in _class_dimensions(model.config).items() if key not in new}
+        loaded = {key: place for key, place in _class_dimensions(model.config, self.auto).items() if key not in new}
         for key, dimension in loaded.items():
             parameter, owner = model.get_parameter(key), model.get_submodule(key.rpartition(".")[0])
             with torch.no_grad():
@@ -231,17 +250,16 @@ class _Head:
         return new | set(loaded)
 
 
-def _class_dimensions(values: Any) -> dict[str, int]:
+def _class_dimensions(values: Any, auto: Any) -> dict[str, int]:
     """Return the parameters that have a part for every class, and the dimension that counts the classes."""
     import torch
-    from transformers import AutoModelForSequenceClassification as Auto
 
     shapes = []
     for more in (0, 1):
         config = copy.deepcopy(values)
         config.num_labels = values.num_labels + more
         with torch.device("meta"):
-            shapes.append({name: tensor.shape for name, tensor in Auto.from_config(config).named_parameters()})
+            shapes.append({name: tensor.shape for name, tensor in auto.from_config(config).named_parameters()})
     return {
         name: next(place for place, (a, b) in enumerate(zip(shape, shapes[1][name], strict=True)) if a != b)
         for name, shape in shapes[0].items()

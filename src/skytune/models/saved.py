@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from ..config.secrets import refuse_named
 from ..config.targets import instantiate
 from ..job import write_json
 from .classes import own_classes, sizes_offered
+from .head import auto_of
 from .lora import has_adapter, is_adapter, load_adapted, merge, original_config, write_adapter
 from .quiet import quiet
 from .source import fetch, first_line, load_weights, model_files
@@ -45,6 +46,12 @@ class SavedModel:
 
     tokenizer: bool
     """Whether the tokenizer lies beside the weights."""
+
+    auto: str | None = None
+    """Class of transformers that loads it, one of `head.KINDS`."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Its config.json."""
 
 
 def save_model(model: Any, folder: Folder, tokenizer_folder: Folder | None = None) -> None:
@@ -117,13 +124,13 @@ def saved_model(folder: Folder, key: str = "checkpoint") -> SavedModel:
     found = Path(fetch(str(folder), weights=True, key=key))
     try:
         values = original_config(found) if is_adapter(found) else load_json((found / "config.json").read_bytes(), dict)
-        trained = any("ForSequenceClassification" in name for name in values.get("architectures") or [])
+        auto = auto_of(values.get("architectures"))
         labels = own_classes(values.get("id2label")) or ["0", "1"]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{key}={folder}: its config.json is damaged: {first_line(error)}") from error
-    if not trained:
+    if auto is None:
         raise UserError(f"{key}={folder}: holds no trained classifier (its config.json names none); train it first")
-    return SavedModel(str(found), labels, None, _has_tokenizer(found))
+    return SavedModel(str(found), labels, None, _has_tokenizer(found), auto, values)
 
 
 def load_saved(folder: Folder, target: str | None = None) -> Any:
@@ -219,7 +226,7 @@ def _read_spec(folder: Path) -> dict[str, Any]:
 
 def _load_transformers(info: SavedModel) -> Any:
     try:
-        model, found = load_weights(info.folder)
+        model, found = load_weights(info.folder, str(info.auto))
     except Exception as error:
         raise UserError(f"cannot load the model in {info.folder}: {first_line(error)}") from error
     lacking = sorted(found["missing_keys"])

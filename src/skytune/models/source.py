@@ -12,6 +12,7 @@ from ..config.secrets import looks_secret
 from . import packaged_gguf
 from .formats import check_format
 from .hashing import hash_file, hash_target, hash_values
+from .head import auto_class
 from .hub import commit_of, snapshot
 from .lora import is_adapter, original_config
 from .quiet import quiet
@@ -169,15 +170,14 @@ def load_config(config: ModelConfig, folder: str | None = None) -> Any:
         raise UserError(f"model.name={config.name}: {first_line(error)}") from error
 
 
-def load_weights(folder: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the text classifier in a local folder, in float32, and what transformers says of loading it; no code and
-    no pickle of the folder is run. Raises whatever its files make transformers raise."""
+def load_weights(folder: str, auto: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the model with this kind of head in a local folder, in float32, and what transformers says of loading it;
+    no code and no pickle of the folder is run. Raises whatever its files make transformers raise."""
     import torch
-    from transformers import AutoModelForSequenceClassification as Auto
 
     safely = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
     with quiet("transformers", "huggingface_hub"):
-        loaded: tuple[Any, dict[str, Any]] = Auto.from_pretrained(
+        loaded: tuple[Any, dict[str, Any]] = auto_class(auto).from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True, **safely, **options
         )
     return loaded

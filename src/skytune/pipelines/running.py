@@ -139,5 +139,7 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
         run_folder=result["run_folder"] if Path(result["run_folder"]).is_dir() else "",
         report=str(page) if page.is_file() else None,
         trackers=tracker_places(result) if trained else {},
+        headline=metrics["headline"]["test"],
+        pipeline=metrics["pipeline"],
     )
     return Finished(text, "" if cached else str(result.get("save_failed") or ""))

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from .. import data, models
 from ..config import DataSource, Pipeline, RunConfig, UserError, to_dict
+from ..config.schema.task import AUTO
 from ..config.schema.tracking import refuse_missing_trackers
 from ..config.targets import locate
 from ..config.trust import approve, flat
+from ..tasks import find
 
 
 def validated(config: RunConfig) -> RunConfig:
@@ -30,6 +32,8 @@ def validated(config: RunConfig) -> RunConfig:
                 f"pipeline=merge checkpoint={config.model.name} makes one model of both"
             )
     config = _resolved(config)
+    if config.task.name != AUTO or config.task._target_:
+        find(config.task)
     if config.model._target_:
         locate(config.model._target_, "model._target_")
     else:

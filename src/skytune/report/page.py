@@ -11,8 +11,8 @@ import yaml
 from ..common import text
 from ..common.mappings import flatten
 from ..pricing.cost import dollars
+from ..tasks.classification import wilson
 from .charts import Series, line_chart, reliability_chart
-from .evaluation import wilson
 
 SETTINGS = (
     *("seed", "epochs", "max_steps", "batch.global_size"),
@@ -22,6 +22,10 @@ SETTINGS = (
 
 MOST_CLASSES = 40
 """With more classes than this a confusion matrix cannot be read; the most frequent confusions are listed instead."""
+
+
+TITLES = {"f1": "F1", "roc_auc": "ROC-AUC"}
+"""Of metrics whose names are no words."""
 
 
 def build_report(
@@ -41,7 +45,8 @@ def build_report(
         title: heading; any text, as every other value here: all of it is escaped.
         training: `outputs/result.json`, and `cost_line`; empty where nothing was trained.
         history: records of `history.jsonl`; empty where nothing was trained.
-        evaluations: what `evaluate_split` returned, by split; `test` gives the headline, else the first.
+        evaluations: what the task's `score` returned, as plain values, by split; `test` gives the headline, else the
+            first.
         config: the run's configuration as plain values.
         data_notes: what happened to the data (leaks dropped, texts truncated), by name; groups may nest.
         labels: class names.
@@ -61,8 +66,8 @@ def build_report(
             if value
         },
         metric_names=_metric_names(evaluations, len(labels)),
-        evaluations={name: _view(found) for name, found in ordered.items()},
-        charts=_charts(history, training),
+        evaluations={name: _drawn(found) for name, found in ordered.items()},
+        charts=_charts(history, training, list(evaluations[headline]["headline"]) if headline else []),
         facts=run_facts(training),
         phases=phase_shares(training),
         cost=training.get("cost_line") or "n/a (no price known)",
@@ -83,7 +88,12 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        number=text.number, percent=text.percent, words=text.words, duration=text.duration, dollars=dollars
+        number=text.number,
+        percent=text.percent,
+        words=text.words,
+        titled=titled,
+        duration=text.duration,
+        dollars=dollars,
     )
     return environment.get_template(template).render(**values)
 
@@ -105,8 +115,16 @@ def _metric_names(evaluations: dict[str, dict[str, Any]], classes: int) -> list[
     return [name for name in names if not (name == "roc_auc" and classes != 2)]
 
 
-def _view(found: dict[str, Any]) -> dict[str, Any]:
-    """Return an evaluation with what the page shows of it."""
+def _drawn(found: dict[str, Any]) -> dict[str, Any]:
+    """Return an evaluation whose sections have what the page shows of them."""
+    sections = []
+    for section in found["sections"]:
+        view = VIEWS.get(section["macro"])
+        sections.append({**section, "values": view(section["values"]) if view else section["values"]})
+    return {**found, "sections": sections}
+
+
+def _classification(found: dict[str, Any]) -> dict[str, Any]:
     names = [entry["name"] for entry in found["classes"]]
     table = found["confusion"]
     confused = sorted(
@@ -131,7 +149,11 @@ def _view(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _charts(history: list[dict[str, Any]], training: dict[str, Any]) -> list[dict[str, Any]]:
+VIEWS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"classification": _classification}
+"""What is drawn of a section before its macro is given it, by macro."""
+
+
+def _charts(history: list[dict[str, Any]], training: dict[str, Any], first: list[str]) -> list[dict[str, Any]]:
     steps = [record for record in history if record.get("kind") == "step"]
     checks = [record for record in history if record.get("kind") == "validation"]
     at = [record["step"] for record in steps]
@@ -161,7 +183,8 @@ def _charts(history: list[dict[str, Any]], training: dict[str, Any]) -> list[dic
     train = Series("train", at, column("loss"), 1, smooth=True)
     chart("Loss", [train, *checked("loss", 2, "validation")], f"train; last {train.last}", mark=best)
     if len(checks) > 1:  # a single validation is a number, and stands in the loss chart and the table
-        chart("Validation scores", [*checked("accuracy", 2), *checked("f1", 3, "F1")], mark=best)
+        scores = [checked(name, 2 + place, titled(name)) for place, name in enumerate(first[:2] or ["accuracy", "f1"])]
+        chart("Validation scores", [line for lines in scores for line in lines], mark=best)
     single("Learning rate", "lr", f"highest recorded {_of(max, column('lr'))}", smooth=False)
     single("Gradient norm", "grad_norm", f"before clipping; median {_of(median, column('grad_norm'))}")
     single("Samples per second", "samples_per_s", f"median {_of(median, column('samples_per_s'))}")
@@ -175,22 +198,25 @@ def _of(function: Callable[[list[float]], float], values: Sequence[float | None]
     return text.number(function(known)) if known else text.MISSING
 
 
+def titled(metric: str) -> str:
+    """Return a metric's name as a heading."""
+    return TITLES.get(metric, text.words(metric))
+
+
 def headline_cards(training: dict[str, Any], found: dict[str, Any] | None, split: str | None) -> list[dict[str, str]]:
     """Return the big numbers (name, value, note): scores of `split`, training time, samples/s; those that are known."""
     cards: list[dict[str, str]] = []
     if found:
         scores, rows = found["metrics"], found["n_rows"]
-        names = [name for name in ("accuracy", "f1") if name in scores] or list(scores)[:2]
-        for name in names:
+        told = found["headline"]
+        for name in [name for name in told if name in scores] or list(scores)[:2]:
             note = f"{split}, {rows:,} row{'' if rows == 1 else 's'}"
-            if name == "accuracy" and scores[name] is not None:
+            if told.get(name) == "share" and scores[name] is not None:
                 low, high = wilson(scores[name], rows)
                 note += f"; 95 % interval {low:.3f} to {high:.3f}"
-            elif name == "f1":
-                note += "; macro average" if len(found["classes"]) > 2 else f"; of “{found['classes'][1]['name']}”"
-            cards.append(
-                {"name": "F1" if name == "f1" else text.words(name), "value": text.number(scores[name]), "note": note}
-            )
+            elif told.get(name, "share") not in ("share", ""):
+                note += f"; {told[name]}"
+            cards.append({"name": titled(name), "value": text.number(scores[name]), "note": note})
     seconds = (training.get("phases") or {}).get("train_s")
     if seconds is not None:
         steps = training.get("steps")

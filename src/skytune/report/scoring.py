@@ -5,17 +5,16 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..job import JobDir, read_json, write_json
 from ..pricing.cost import cost_of
-from .evaluation import evaluate_split
+from ..tasks import Scoring, Shown, find
+from ..training.outputs import columns_of
 from .page import build_report
 
 
@@ -26,12 +25,12 @@ def write_results(
 ) -> list[Path]:
     """Write `<name>_results.json` for every evaluated split (`validation_results.json`, `test_results.json`, ...).
 
-    Each holds `split`, `n_rows`, `metrics`, `classes`, `confusion`, `calibration_error`, `data_fingerprint` and
-    `created` (UTC, ISO 8601). A file is replaced as a whole or not at all.
+    Each holds `split`, `n_rows`, `metrics`, what the task has to say (of classes `classes`, `confusion`,
+    `calibration_error`), `data_fingerprint` and `created` (UTC, ISO 8601). A file is replaced as a whole or not at all.
 
     Args:
         folder: made if missing.
-        evaluations: what `evaluate_split` returned, by name.
+        evaluations: what the task's `score` returned, as plain values, by name.
         fingerprint: hash of the data, one for all or by split name.
 
     Returns:
@@ -50,9 +49,7 @@ def write_results(
             "split": name,
             "n_rows": found["n_rows"],
             "metrics": found["metrics"],
-            "classes": found["classes"],
-            "confusion": found["confusion"],
-            "calibration_error": found["calibration"]["ece"],
+            **found["results"],
             "data_fingerprint": fingerprint.get(name) if isinstance(fingerprint, Mapping) else fingerprint,
             "created": created,
         }
@@ -81,69 +78,33 @@ def write_file(path: Path, content: bytes) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-class DecodedTexts(Sequence[Any]):
-    """The texts of a split as the model saw them, decoded from the tokens when one is asked for."""
-
-    def __init__(self, split: Any, tokenizer: Any) -> None:
-        # Plain numbers: in torch's format one row would import torch.
-        self.split, self.tokenizer = split.with_format(None), tokenizer
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def __getitem__(self, row: Any) -> Any:
-        if self.tokenizer is None:
-            return f"row {int(row)}"
-        tokens = self.split[int(row)]["input_ids"]
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
-
-
-class Picked(Sequence[Any]):
-    """Some rows of a sequence, in another order."""
-
-    def __init__(self, texts: Sequence[Any], rows: np.ndarray) -> None:
-        self.texts, self.rows = texts, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.texts[int(self.rows[index])]
-
-
 def score(
     config: RunConfig,
     predictions: Mapping[str, Any],
     labels: list[str],
-    texts: Mapping[str, Sequence[Any]],
+    shown: Mapping[str, Shown],
     report: dict[str, Any],
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """Return (evaluation by split, the report as HTML).
 
     Args:
+        config: `resolved`.
         predictions: by split, rows of `row`, `label`, `logits` (see `skytune.job`).
-        labels: class names in the order of their numbers.
-        texts: by split, the text of every row.
+        labels: names of the classes, or outputs, in their order.
+        shown: by split, its rows.
         report: `result`, `history` and `data` of the training; `result` alone for an evaluation without one.
 
     Raises:
         UserError: a split without rows, or one that cannot be scored.
     """
     found = {}
+    task, result = find(config.task), report.get("result", {})
     for name, split in predictions.items():
         if not len(split):
             raise UserError(f"the evaluation split '{name}' has no rows")
-        table = split.with_format("numpy")[:]
-        rows = np.asarray(table["row"])
-        found[name] = evaluate_split(
-            np.asarray(table["logits"]),
-            np.asarray(table["label"]),
-            labels,
-            config.eval.metrics,
-            config.eval.extra_metrics,
-            texts=Picked(texts[name], rows),
-        )
-    result = report.get("result", {})
+        rows, targets, collected = columns_of(split.with_format("arrow")[:])
+        scoring = Scoring.of(config.eval, labels, settings=result.get("settings", {}), shown=shown[name].picked(rows))
+        found[name] = task.score(collected, targets, scoring).as_dict()
     trained = config.pipeline is Pipeline.training
     page = build_report(
         title=result.get("run_key", config.name or "evaluation"),

@@ -2,12 +2,14 @@
 
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..common.text import duration, is_number, number
 from ..models import is_adapter
 from ..models.saved import TARGET_FILE
+from .page import titled
 
 WIDEST = 100
 LABEL = 13
@@ -24,11 +26,15 @@ def summary(
     run_folder: str,
     report: str | None = None,
     trackers: dict[str, str] | None = None,
+    headline: Sequence[str] = ("accuracy", "f1"),
+    pipeline: str = "text-classification",
 ) -> str:
     """Return what a person wants to know when the prompt comes back; no colour codes, so that it can be piped.
 
     Args:
-        metrics: of the held-out test split: `accuracy`, `f1`, `n_rows` and any others.
+        metrics: of the held-out test split: `n_rows`, and any others.
+        headline: those of them that stand first.
+        pipeline: what `transformers.pipeline` calls the task; empty where it has none.
         training: `outputs/result.json`, and `cost_line`; empty where nothing was trained.
         model_path: folder that `transformers.pipeline` loads, unless the network is the user's own.
         dashboard: address of this run, None where no dashboard is connected.
@@ -39,7 +45,7 @@ def summary(
         trackers: by name, the address or the command that shows the run.
     """
     width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
-    facts = [("test", _scores(metrics))]
+    facts = [("test", _scores(metrics, headline))]
     if training:
         facts.append(("training", _training(training, cached)))
         if training.get("cost_line"):
@@ -52,8 +58,8 @@ def summary(
         facts.append(
             ("", ["an adapter for peft;", "pipeline=merge checkpoint=PATH makes one model of it and its base"])
         )
-    elif not (Path(model_path) / TARGET_FILE).is_file():  # a network of the user's own is none of transformers'
-        facts.append(("", ["for transformers.pipeline('text-classification', model=PATH)"]))
+    elif pipeline and not (Path(model_path) / TARGET_FILE).is_file():  # one's own is none of transformers'
+        facts.append(("", [f"for transformers.pipeline('{pipeline}', model=PATH)"]))
     if report:
         facts.append(("report", [shlex.quote(report)]))
     for name, place in (trackers or {}).items():
@@ -69,9 +75,9 @@ def summary(
     return "\n".join(["-" * width, *lines, "-" * width])
 
 
-def _scores(metrics: dict[str, Any]) -> list[str]:
+def _scores(metrics: dict[str, Any], headline: Sequence[str]) -> list[str]:
     rows = metrics.get("n_rows")
-    named = {"accuracy": "accuracy", "f1": "F1"}
+    named = {name: titled(name) for name in headline}
     first = [f"{name} {number(metrics[key])}," for key, name in named.items() if key in metrics]
     others = [
         f"{key} {number(value)}" for key, value in metrics.items() if key not in (*named, "n_rows") and is_number(value)

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from zenml import log_metadata, step
 from zenml.types import HTMLString
 
-from ..report.scoring import DecodedTexts, score, write_beside, write_report
+from ..report.scoring import score, write_beside, write_report
 from ..report.training_rows import rows_trained_on
-from ..training.metrics import check
+from ..tasks import Shown, find, resolved
+from ..tasks.metrics import check
 from .context import named_sets, started, stored_tokenizer, whole_config
 from .types import Dataset, Datasets, Predictions, TokenizerFiles
 
@@ -34,7 +35,7 @@ def evaluate_model(
     from ..launch import class_names, predict, read_predictions
 
     log.info("evaluate_model: scoring")
-    config = whole_config()
+    config = resolved(whole_config(), test_dataset.features)
     splits = {**named_sets(validation_dataset), "test": test_dataset}
     files = stored_tokenizer(tokenizer)
     report = training_report or {}
@@ -45,12 +46,19 @@ def evaluate_model(
         predictions = read_predictions(done.job, list(splits))
         seen = rows_trained_on(str(checkpoint), splits, config)
         report = {"result": {**done.result, "predicted_only": True, "trained_on": seen}, "history": []}
-    texts = {name: DecodedTexts(split, files) for name, split in splits.items()}
-    found, page = score(config, predictions, class_names(test_dataset), texts, report)
+    shown = {name: Shown(split, files) for name, split in splits.items()}
+    found, page = score(config, predictions, class_names(test_dataset), shown, report)
     folder = Path(report["result"]["run_folder"])
     write_report(folder, page)
     places = write_beside(folder, found, checkpoint, fingerprints)
     metrics = {name: {**entry["metrics"], "n_rows": entry["n_rows"]} for name, entry in found.items()}
     numbers = {f"{name}_{key}": value for name, scored in metrics.items() for key, value in scored.items()}
     log_metadata({key: value for key, value in numbers.items() if value is not None})
-    return {"splits": metrics, "result": report["result"], "files": [str(place) for place in places]}, HTMLString(page)
+    headline = {name: list(entry["headline"]) for name, entry in found.items()}
+    about: dict[str, Any] = {"headline": headline, "pipeline": find(config.task).pipeline}
+    return {
+        "splits": metrics,
+        **about,
+        "result": report["result"],
+        "files": [str(place) for place in places],
+    }, HTMLString(page)

@@ -19,15 +19,15 @@ from typing import Any
 
 import skytune
 
-from ..config import METRICS, RunConfig, to_dict
+from ..config import PACKAGED, RunConfig, to_dict
 from ..launch.run_dir import deciding_metrics
 from ..models.hashing import parse
-from ..training.metrics import module_script
+from ..tasks.metrics import module_script
 
 ROOTS = {
-    "load_data": ("skytune.data.prepare", "skytune.data.tables"),
+    "load_data": ("skytune.data.prepare", "skytune.data.tables", "skytune.tasks"),
     "train_model": ("skytune.training.trainer",),
-    "evaluate_model": ("skytune.report", "skytune.training.metrics", "skytune.training.outputs"),
+    "evaluate_model": ("skytune.report", "skytune.tasks", "skytune.training.outputs"),
 }
 """Modules that do the work of each step."""
 
@@ -146,7 +146,7 @@ def _parsed(path: Path, changed_ns: int, module: str) -> tuple[str, tuple[str, .
 def _own(step: str, config: RunConfig) -> tuple[tuple[str, ...], list[Path]]:
     """Return the modules of everything that the config gives to a step by import path, the packages that they lie in,
     and the files of `evaluate` modules."""
-    specs: list[Any] = [to_dict(config.model)] if step != "evaluate_model" else []
+    specs: list[Any] = [to_dict(config.task), *([to_dict(config.model)] if step != "evaluate_model" else [])]
     folders: list[str] = []
     if step == "load_data":
         specs.append(to_dict(config.data))
@@ -155,7 +155,7 @@ def _own(step: str, config: RunConfig) -> tuple[tuple[str, ...], list[Path]]:
         specs += [*config.callbacks.values(), *deciding_metrics(config).values()]
     else:
         specs += config.eval.extra_metrics.values()
-        folders = [name for name in config.eval.metrics if name not in METRICS]
+        folders = [name for name in config.eval.metrics or () if name not in PACKAGED]
     modules = [spec["_target_"].rpartition(".")[0] for spec in specs if spec["_target_"]] + list(config.plugins)
     # What comes before the last dot may be a class (`module.Class.method`); a name that is no module is left out later.
     packages = {".".join(m.split(".")[:n]) for m in modules for n in range(1, m.count(".") + 2)}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from zenml import log_metadata, step
 
-from ..config import DataConfig, ModelConfig, from_dict
+from ..config import DataConfig, ModelConfig, TaskConfig, from_dict
 from ..config.scrubbing import scrubbed
 from .types import Dataset, Datasets, Tokenizer
 
@@ -19,6 +19,7 @@ def load_data(
     model: dict[str, Any],
     sets: dict[str, str],
     seed: int,
+    task: dict[str, Any],
     fingerprints: dict[str, str],
     classes: list[str] | None = None,
 ) -> tuple[
@@ -36,9 +37,12 @@ def load_data(
     from datasets import DatasetDict
 
     from ..data import prepare
+    from ..tasks import chosen
 
     with scrubbed():  # ZenML keeps the text of an error
-        found = prepare(from_dict(DataConfig, data), from_dict(ModelConfig, model), seed, sets, classes)
+        source, network = from_dict(DataConfig, data), from_dict(ModelConfig, model)
+        what = chosen(from_dict(TaskConfig, task), source, network)
+        found = prepare(source, network, seed, sets, classes, what)
     log_metadata({"data": json.loads(json.dumps(found.notes))}, artifact_name="train_dataset", infer_artifact=True)
     validation = DatasetDict({"validation": found.validation, **found.sets}) if found.sets else found.validation
     return found.train, validation, found.test, found.tokenizer

@@ -42,6 +42,7 @@ def for_load_data(config: RunConfig) -> dict[str, Any]:
         "model": tokens,
         "sets": dict(config.eval.sets),
         "seed": config.seed,
+        "task": to_dict(config.task),
         "classes": models.saved_model(config.model.name).labels if config.pipeline is Pipeline.evaluate else None,
         "fingerprints": {
             "data": Source(config.data).fingerprint(config.eval.sets),

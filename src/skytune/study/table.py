@@ -14,12 +14,12 @@ import numpy as np
 
 import skytune
 
-from ..config import DataConfig, DataSource, RunConfig
+from ..config import METRICS, DataConfig, DataSource, RunConfig
 from ..config.folders import home
 from ..job import JobDir, read_json
 from ..pricing.cost import Attempt, Cost, spent
 from ..report.scoring import write_file
-from ..training.metrics import compute
+from ..tasks.metrics import compute
 from ..training.outputs import read_predictions
 from .cells import Cell
 
@@ -196,7 +196,8 @@ def quality(config: RunConfig, job: JobDir) -> dict[str, Any]:
         UserError: labels or logits that cannot be scored.
     """
     _, labels, logits = read_predictions(job.predictions(SPLIT))
-    wanted = [str(name) for name in ("accuracy", "f1") if name in config.eval.metrics]
+    measured = METRICS if config.eval.metrics is None else config.eval.metrics
+    wanted = [str(name) for name in ("accuracy", "f1") if name in measured]
     scores = compute(wanted, {}, logits, labels)
     found: dict[str, Any] = {name: _number(scores.get(name)) for name in ("accuracy", "f1", "loss")}
     share = np.bincount(labels, minlength=1).max() / max(1, len(labels))

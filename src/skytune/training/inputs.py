@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .. import models
 from ..config import UserError
-from ..data.batches import Padding, TokenTable
+from ..data.batches import Padding, Ragged, TokenTable
 from ..job import Job, JobDir
+from ..tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -26,23 +28,19 @@ def _padding(jobdir: JobDir, job: Job) -> Padding:
     """Return how the job's tokenizer pads."""
     if not job.tokenizer:
         return Padding()
-    from ..models import read_tokenizer
-
-    found = read_tokenizer(str(jobdir.root / job.tokenizer))
+    found = models.read_tokenizer(str(jobdir.root / job.tokenizer))
     return Padding(int(found.pad_token_id), found.padding_side == "left", "token_type_ids" in found.model_input_names)
 
 
-def open_model(jobdir: JobDir, job: Job) -> torch.nn.Module:
-    """Return the model that the job trains or predicts with, on the CPU."""
-    from .. import models
-
+def open_model(jobdir: JobDir, job: Job, head: models.Head) -> torch.nn.Module:
+    """Return the model that the job trains or predicts with, on the CPU; `head` is what its task asks of it."""
     weights = str(jobdir.root / job.weights) if job.weights else None
     tokenizer = str(jobdir.root / job.tokenizer) if job.tokenizer else None
     if job.kind == "train":
         config = job.config.model
         if config.lora.adapter:
             config = replace(config, lora=replace(config.lora, adapter=str(jobdir.inputs / "adapter")))
-        return _aligned(models.build_model(config, weights, job.labels, job.config.seed, tokenizer))
+        return _aligned(models.build_model(config, weights, job.labels, job.config.seed, tokenizer, head))
     model = models.load_saved(Path(weights or job.config.checkpoint.path or ""), job.config.model._target_)
     if tokenizer and hasattr(getattr(model, "config", None), "get_text_config"):
         models.agree_on_padding(models.read_tokenizer(tokenizer), model.config)
@@ -125,12 +123,25 @@ def fit_columns(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
             del table.columns[name]
 
 
-def labels_of(table: TokenTable, split: str) -> np.ndarray:
-    """Return the class number of every row of a split.
+def targets_of(table: TokenTable, split: str) -> np.ndarray | Ragged:
+    """Return what is learned from every row of a split.
 
     Raises:
         UserError: the split has none.
     """
-    if table.labels is None:
-        raise UserError(f"the split '{split}' has no column 'labels' with one whole number a row")
-    return table.labels
+    if not isinstance(table.targets, np.ndarray | Ragged):
+        raise UserError(f"the split '{split}' has no column 'labels' of numbers")
+    return table.targets
+
+
+def units_of(task: Task, table: TokenTable) -> np.ndarray | None:
+    """Return how often each row of the train split counts in the loss; None: once each.
+
+    Raises:
+        UserError: a row does not count at all.
+    """
+    units = task.weigh(table)
+    if units is not None and (units < 1).any():
+        row = int(np.argmax(units < 1))
+        raise UserError(f"row {row + 1} of the train split has nothing that counts in the loss")
+    return units

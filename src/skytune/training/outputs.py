@@ -7,19 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.batches import Ragged, column
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def write_predictions(path: Path, rows: np.ndarray, labels: np.ndarray | None, logits: np.ndarray) -> None:
-    """Write one split's predictions as an Arrow file, atomically (columns as in `skytune.job`)."""
+def write_predictions(
+    path: Path, rows: np.ndarray, targets: np.ndarray | Ragged | None, collected: np.ndarray | Ragged
+) -> None:
+    """Write one split's predictions as an Arrow file, atomically (columns as in `skytune.job`).
+
+    Args:
+        rows: int64 [n], their numbers in the split.
+        targets: of all rows of the split; None where it has none.
+        collected: of these rows, in this order.
+    """
     import pyarrow as pa
 
-    ends = np.arange(len(rows) + 1) * (logits.shape[1] if len(rows) else 0)
     columns = {
         "row": _arrow(rows, pa.int64()),
-        "label": _arrow(np.full(len(rows), -1) if labels is None else labels[rows], pa.int64()),
-        "logits": pa.ListArray.from_arrays(_arrow(ends, pa.int32()), _arrow(logits, pa.float32())),
+        "label": _as_arrow(np.full(len(rows), -1) if targets is None else taken(targets, rows)),
+        "logits": _as_arrow(Ragged.of(collected) if isinstance(collected, np.ndarray) else collected),
     }
     table = pa.table(columns)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,6 +36,21 @@ def write_predictions(path: Path, rows: np.ndarray, labels: np.ndarray | None, l
     with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
         out.write_table(table)
     temporary.replace(path)
+
+
+def taken(targets: np.ndarray | Ragged, rows: np.ndarray) -> np.ndarray | Ragged:
+    """Return what is learned from these rows, in this order."""
+    return targets.take(rows) if isinstance(targets, Ragged) else targets[rows]
+
+
+def _as_arrow(values: np.ndarray | Ragged) -> "pa.Array":
+    import pyarrow as pa
+
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return _arrow(values, pa.int64())
+    found = values if isinstance(values, Ragged) else Ragged.of(values)
+    kind = pa.float32() if np.issubdtype(found.values.dtype, np.floating) else pa.int64()
+    return pa.ListArray.from_arrays(_arrow(found.offsets, pa.int32()), _arrow(found.values, kind))
 
 
 def _arrow(values: np.ndarray, kind: "pa.DataType") -> "pa.Array":
@@ -38,13 +62,30 @@ def _arrow(values: np.ndarray, kind: "pa.DataType") -> "pa.Array":
 
 
 def read_predictions(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (rows int64 [n], labels int64 [n], logits float32 [n, classes]) of one split."""
+    """Return (rows int64 [n], labels int64 [n], logits float32 [n, classes]) of one split; arrays of arrays where rows
+    have different numbers of them."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-        table = reader.read_all()
-    logits = np.array(table["logits"].to_pylist(), dtype=np.float32)
-    return table["row"].to_numpy(), table["label"].to_numpy(), logits
+        rows, targets, collected = columns_of(reader.read_all())
+    return rows, _even(targets), _even(collected)
+
+
+def columns_of(table: "pa.Table") -> tuple[np.ndarray, np.ndarray | Ragged, Ragged]:
+    """Return (rows, what was to be learned, what was collected) of one split's predictions."""
+    rows, targets, collected = (column(table.column(name)) for name in ("row", "label", "logits"))
+    return rows, targets, collected
+
+
+def _even(values: np.ndarray | Ragged) -> np.ndarray:
+    if isinstance(values, np.ndarray):
+        return values
+    lengths = np.unique(np.diff(values.offsets))
+    if len(lengths) < 2:
+        return np.array(values.dense())
+    found = np.empty(len(values), dtype=object)
+    found[:] = np.split(values.values, values.offsets[1:-1])
+    return found
 
 
 STEP = ("loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "epoch", "rows", "tokens")

@@ -15,7 +15,7 @@ from ..config import UserError
 from ..data.batches import Ragged, TokenTable
 from ..models.build import seeded
 from ..models.source import first_line
-from .prediction import logits_of
+from .prediction import Collect
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,13 @@ WORK = 2e11
 """Weights times tokens of the longest row that is tried: a second or so on a CPU."""
 
 
-def check_padding(model: torch.nn.Module, tables: dict[str, TokenTable]) -> str:
+def check_padding(model: torch.nn.Module, tables: dict[str, TokenTable], collect: Collect) -> str:
     """Return why all rows of a batch must have one length, as a sentence; empty if they need not.
 
     Args:
         model: not wrapped yet, on the CPU.
         tables: of which rows are tried.
+        collect: what is looked at of each row.
 
     Raises:
         UserError: rows cannot be computed together, or the logits of a row depend on others of the same length.
@@ -41,19 +42,28 @@ def check_padding(model: torch.nn.Module, tables: dict[str, TokenTable]) -> str:
     model.eval()
     try:
         with torch.no_grad(), seeded(0):
-            reasons = [_check(model, name, table) for name, table in tables.items()]
+            reasons = [_check(model, name, table, collect) for name, table in tables.items()]
     finally:
         model.train(training)
     return next(filter(None, reasons), "")
 
 
-def _check(model: torch.nn.Module, split: str, table: TokenTable) -> str:
+def _check(model: torch.nn.Module, split: str, table: TokenTable, collect: Collect) -> str:
     rows = _chosen(model, table)
     if len(rows) < 2:
         return ""
-    alone = [_logits(model, table, rows[number : number + 1]) for number in range(len(rows))]
+
+    def values(model: torch.nn.Module, rows: np.ndarray) -> torch.Tensor:
+        batch = table.batch(rows)
+        output = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+        return torch.from_numpy(Ragged.of(collect(output, batch)).values).double()
+
+    def apart(model: torch.nn.Module) -> torch.Tensor:
+        return torch.cat([values(model, rows[number : number + 1]) for number in range(len(rows))])
+
+    alone = apart(model)
     try:
-        padded = _logits(model, table, rows)
+        padded = values(model, rows)
     except (ValueError, IndexError, RuntimeError) as error:
         shown = ", ".join(str(row + 1) for row in rows)
         raise UserError(
@@ -61,21 +71,20 @@ def _check(model: torch.nn.Module, split: str, table: TokenTable) -> str:
             f"{first_line(error).rstrip('.')}; data.special_tokens=text may help, or the model's own tokenizer "
             "(model.tokenizer=null)"
         ) from error
-    if _close(torch.cat(alone), padded):
+    if _close(alone, padded):
         return ""
     try:
         exact = copy.deepcopy(model).double()
-        first, both = (_logits(exact, table, rows[[0] * times]) for times in (1, 2))
-        alone = [_logits(exact, table, rows[number : number + 1]) for number in range(len(rows))]
-        padded = _logits(exact, table, rows)
+        first, both = (values(exact, rows[[0] * times]) for times in (1, 2))
+        alone, padded = apart(exact), values(exact, rows)
     except (RuntimeError, TypeError, NotImplementedError):  # a model that has its own ideas of number formats
-        first, both = (_logits(model, table, rows[[0] * times]) for times in (1, 2))
-    if not _close(first.expand_as(both), both, 1e-4):
+        first, both = (values(model, rows[[0] * times]) for times in (1, 2))
+    if not _close(first.repeat(2), both, 1e-4):
         raise UserError(
             f"{type(model).__name__}: the logits of a row change with the other rows of its batch (row {rows[0] + 1} "
             f"of '{split}', alone and twice), so no prediction is a row's own; look at the model's forward"
         )
-    if _close(torch.cat(alone), padded):
+    if _close(alone, padded):
         return ""
     without = "has no attention mask" if "attention_mask" not in table.columns else "looks at padding"
     return f"{type(model).__name__} {without}: the logits of a row are not the same alone and padded"
@@ -94,11 +103,6 @@ def _chosen(model: torch.nn.Module, table: TokenTable) -> np.ndarray:
         ends = table.count(end)
         chosen += [ends.argmin(), ends.argmax()] if ends.min() < ends.max() else []
     return np.unique(chosen)
-
-
-def _logits(model: torch.nn.Module, table: TokenTable, rows: np.ndarray) -> torch.Tensor:
-    tensors = {name: tensor for name, tensor in table.batch(rows).items() if name != "labels"}
-    return logits_of(model(**tensors)).double()
 
 
 def _close(found: torch.Tensor, wanted: torch.Tensor, within: float = WITHIN) -> bool:

@@ -1,23 +1,26 @@
-"""Logits for every row of a split, each row once, on any number of processes.
+"""What a task collects of every row of a split, each row once, on any number of processes.
 
 Batches are cut from the whole split (sorted by length) before they are dealt out to the processes, so a row is computed
 in the same batch, with the same padding, however many processes there are, and no row is there twice to be taken out.
 Where memory runs out, a batch is computed in parts, with the padding of the whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..config import UserError
-from ..data.batches import TokenTable
+from ..data.batches import Ragged, TokenTable
 from ..distributed.collectives import gather_bytes
 from ..distributed.context import World
 from .oom import AtOnce, half, ran_out, release
 
 Autocast = Callable[[], AbstractContextManager[None]]
+Collect = Callable[[Any, Mapping[str, torch.Tensor]], np.ndarray | list[np.ndarray]]
+"""What is kept of a batch, out of the model's output and the batch; see `skytune.tasks.Task`."""
 
 
 def eval_batches(lengths: np.ndarray, batch_size: int, limit: int | None, one_length: bool = False) -> list[np.ndarray]:
@@ -37,6 +40,7 @@ def predict(
     model: torch.nn.Module,
     table: TokenTable,
     world: World,
+    collect: Collect,
     *,
     batch_size: int,
     limit: int | None = None,
@@ -44,55 +48,57 @@ def predict(
     at_once: AtOnce | None = None,
     lockstep: bool = False,
     autocast: Autocast = nullcontext,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows int64 [n] ascending, logits float32 [n, classes]) on every process.
+) -> tuple[np.ndarray, Ragged]:
+    """Return (rows int64 [n] ascending, what was collected of each) on every process.
 
     Collective: all processes must call it. `model` is the strategy's module; it is left in training mode.
 
     Args:
+        collect: what is kept.
         at_once: how many rows of a batch fit into memory; found out, and remembered there, where it is less than all.
         autocast: the context of every forward pass: the strategy's precision.
         lockstep: whether the model's forward needs all processes: none may then call it more often than its peers.
 
     Raises:
-        UserError: the model returns no logits of shape [rows, classes], or memory ran out for good.
+        UserError: the model returns something else than it should, or memory ran out for good.
     """
     at_once = at_once or AtOnce(batch_size)
     model.eval()
     batches = eval_batches(table.lengths, batch_size, limit, table.one_length)
     rows: list[np.ndarray] = []
-    logits: list[np.ndarray] = []
+    collected: list[Ragged] = []
     # Every process makes the same number of calls (if memory lasts): a sharded model gathers its weights in each.
     for start in range(0, len(batches), world.size):
         mine = start + world.rank
         batch = batches[mine] if mine < len(batches) else batches[-1]
-        tensors = {name: tensor for name, tensor in table.batch(batch, multiple).items() if name != "labels"}
-        found = _logits(model, tensors, len(batch), world.device, at_once, lockstep, autocast)
+        tensors = table.batch(batch, multiple)
+        found = _collected(model, tensors, len(batch), world.device, collect, at_once, lockstep, autocast)
         if mine < len(batches):
             rows.append(batch)
-            logits.append(found)
+            collected.append(found)
     model.train()
-    all_rows, all_logits = _gather(rows, logits, world)
+    all_rows, everything = _gather(rows, Ragged.joined(collected), world)
     order = np.argsort(all_rows, kind="stable")
-    return all_rows[order], all_logits[order]
+    return all_rows[order], everything.take(order)
 
 
-def _logits(
+def _collected(
     model: torch.nn.Module,
     tensors: dict[str, torch.Tensor],
     count: int,
     device: torch.device,
+    collect: Collect,
     at_once: AtOnce,
     lockstep: bool,
     autocast: Autocast,
-) -> np.ndarray:
-    """Return the logits of one batch, float32 [count, classes], computed in as many parts as memory asks for."""
-    parts: list[np.ndarray] = []
+) -> Ragged:
+    """Return what is kept of one batch, computed in as many parts as memory asks for."""
+    parts: list[Ragged] = []
     done = 0
     while done < count:
         rows = min(at_once.rows, count - done)
         cut = {name: tensor[done : done + rows] for name, tensor in tensors.items()}
-        part = _attempt(model, cut, rows, device, autocast)
+        part = _attempt(model, cut, device, collect, autocast)
         if part is not None:
             parts.append(part)
             done += rows
@@ -105,65 +111,34 @@ def _logits(
             )
         release(device)
         at_once.halve(rows, width, device)
-    return np.concatenate(parts)
+    return Ragged.joined(parts)
 
 
 def _attempt(
-    model: torch.nn.Module, tensors: dict[str, torch.Tensor], rows: int, device: torch.device, autocast: Autocast
-) -> np.ndarray | None:
-    """Return the logits of some rows, None where memory ran out."""
+    model: torch.nn.Module,
+    tensors: dict[str, torch.Tensor],
+    device: torch.device,
+    collect: Collect,
+    autocast: Autocast,
+) -> Ragged | None:
+    """Return what is kept of some rows, None where memory ran out."""
     try:
+        here = {name: tensor.to(device) for name, tensor in tensors.items()}
         with autocast():
-            found = logits_of(model(**{name: tensor.to(device) for name, tensor in tensors.items()}))
-        if found.ndim != 2 or len(found) != rows:
-            raise UserError(f"the model returned logits of shape {list(found.shape)} for {rows} rows")
-        return found.float().cpu().numpy()
+            output = model(**{name: tensor for name, tensor in here.items() if name != "labels"})
+        return Ragged.of(collect(output, here))
     except Exception as error:
         if not ran_out(error):
             raise
     return None
 
 
-def logits_of(output: object) -> torch.Tensor:
-    """Return the logits of a model's output (an object, a dict or a tuple that ends with them).
-
-    Raises:
-        UserError: there are none.
-    """
-    found = _part(output, "logits", -1)
-    if not isinstance(found, torch.Tensor):
-        kind = type(output).__name__
-        raise UserError(f"the model's forward must return logits (with labels: loss and logits), not {kind}")
-    return found
-
-
-def loss_of(output: object) -> torch.Tensor:
-    """Return the loss of a model's output (an object, a dict or a tuple that starts with it).
-
-    Raises:
-        UserError: there is none.
-    """
-    found = _part(output, "loss", 0)
-    if not isinstance(found, torch.Tensor) or found.ndim != 0:
-        raise UserError("the model's forward must return a scalar loss and logits when it is given labels")
-    return found
-
-
-def _part(output: object, name: str, place: int) -> object:
-    found = getattr(output, name, None)
-    if found is None and isinstance(output, dict):
-        found = output.get(name)
-    if found is None and isinstance(output, tuple) and (place < 0 or len(output) > 1):
-        found = output[place]
-    return found
-
-
-def _gather(rows: list[np.ndarray], logits: list[np.ndarray], world: World) -> tuple[np.ndarray, np.ndarray]:
+def _gather(rows: list[np.ndarray], collected: Ragged, world: World) -> tuple[np.ndarray, Ragged]:
     """Join what all processes computed; a process may have nothing."""
 
-    def joined(parts: list[np.ndarray], kind: type[np.generic]) -> np.ndarray:
-        own = b"".join(part.astype(kind, copy=False).tobytes() for part in parts)
-        return np.frombuffer(b"".join(gather_bytes(world, own)), kind)
+    def joined(part: np.ndarray, kind: type[np.generic]) -> np.ndarray:
+        return np.frombuffer(b"".join(gather_bytes(world, part.astype(kind, copy=False).tobytes())), kind)
 
-    all_rows = joined(rows, np.int64)
-    return all_rows, joined(logits, np.float32).reshape(len(all_rows), -1)
+    lengths = joined(np.diff(collected.offsets), np.int64)
+    all_rows = joined(np.concatenate([np.zeros(0, dtype=np.int64), *rows]), np.int64)
+    return all_rows, Ragged.of_lengths(joined(collected.values, np.float32), lengths)

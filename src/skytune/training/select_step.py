@@ -19,6 +19,8 @@ from ..data.batches import Ragged, TokenTable
 from ..data.order import SampleOrder
 from ..distributed.capabilities import chosen
 from ..distributed.context import World
+from ..models.head import TEXT, Head
+from ..models.outputs import logits_of
 from ..packed import architectures as models
 from ..packed.graph_step import PackedStep
 from ..packed.ops import Drop
@@ -26,7 +28,6 @@ from ..packed.packing import GRAIN
 from .callbacks.base import Run
 from .packed_step import PackedSteps
 from .parameter_groups import SCALE
-from .prediction import logits_of
 from .strategy import Strategy
 from .train_step import EagerSteps, Steps
 
@@ -54,19 +55,22 @@ def open_steps(
     order: SampleOrder,
     table: TokenTable,
     notice: Callable[[], bool],
+    head: Head = TEXT,
 ) -> Steps:
     """Return the fast path where it applies, else the plain way. Call when weights and optimizer are restored.
 
     Args:
         notice: whether this process was told to end.
+        head: whose loss is computed.
 
     Raises:
         UserError: `compute.fast=on`, and it does not apply.
     """
     wanted, world = run.config.compute.fast, run.world
     if wanted is Fast.off or (wanted is Fast.auto and world.device.type != "cuda"):
-        return EagerSteps(run, strategy, optimizer, order, table, notice)
-    reason = why_not(run.config, world, run.model, optimizer, table)
+        return EagerSteps(run, strategy, optimizer, order, table, notice, head)
+    own = "the loss is not the model's own" if head.loss is not None else ""
+    reason = own or why_not(run.config, world, run.model, optimizer, table)
     tried = not reason
     if tried:
         steps = PackedSteps(run, strategy, optimizer, order, table, notice)
@@ -78,7 +82,7 @@ def open_steps(
             level = logging.WARNING if tried else logging.INFO
             log.log(level, "steps are taken the plain way, not on the fast path: %s", reason)
         run.report["steps_taken"] = f"plain: {reason}"
-        return EagerSteps(run, strategy, optimizer, order, table, notice)
+        return EagerSteps(run, strategy, optimizer, order, table, notice, head)
     if world.size > 1:
         run.collect = steps.collect
     steps.prepare()

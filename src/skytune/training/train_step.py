@@ -14,11 +14,12 @@ from ..config import OnNan, RunConfig
 from ..data.batches import TokenTable
 from ..data.order import MicroBatch, SampleOrder, step_seed
 from ..distributed.context import World
+from ..models.head import TEXT, Head
+from ..models.outputs import logits_of, loss_of
 from .callbacks.base import Run
 from .compiling import WIDTH
 from .oom import Attempts
 from .parameter_groups import Unfreezing
-from .prediction import loss_of
 from .schedule import set_rate
 from .strategy import Strategy
 
@@ -54,6 +55,9 @@ class Steps:
     table: TokenTable
     notice: Callable[[], bool]
     """Whether this process was told to end."""
+
+    head: Head = TEXT
+    """It may have a loss in the place of the model's own."""
 
     most: ClassVar[int] = 1
     """Steps that may be taken before anything is heard of them."""
@@ -132,10 +136,18 @@ class EagerSteps(Steps):
             with self.strategy.micro_step(micro.last):
                 here = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
                 with self.strategy.autocast():
-                    part = loss_of(self.strategy.module(**here)) * micro.weight
+                    part = self._loss(here) * micro.weight
                 self.strategy.backward(part)
             loss += part.detach()
         return loss
+
+    def _loss(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the mean loss of a micro-batch over what counts in it."""
+        if self.head.loss is None:
+            return loss_of(self.strategy.module(**tensors))
+        labels = tensors.pop("labels")
+        found: torch.Tensor = self.head.loss(logits_of(self.strategy.module(**tensors)).float(), labels)
+        return found
 
     def _waited(self, batches: Iterator[Item]) -> Iterator[Item]:
         """Yield the micro-batches; the time until each is there is time spent waiting for data."""

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import os
 import shutil
 import time
@@ -15,12 +16,15 @@ from ..checkpoint.run_card import refuse_empty_start, remember
 from ..config import RunConfig
 from ..config.schema.tracking import refuse_missing_trackers
 from ..config.secrets import reveal
-from ..data.batches import TokenTable
+from ..data.batches import Ragged, TokenTable
 from ..data.order import SampleOrder
 from ..distributed.collectives import main_does
 from ..distributed.context import World, join
 from ..distributed.preemption import FLAG_FILE, Notice
 from ..job import Job, JobDir
+from ..models.head import Head, of_ours, own_settings
+from ..tasks import Scoring, Task, find
+from ..tasks.metrics import check
 from .callbacks.base import Callbacks, Run, build_callbacks
 from .callbacks.checkpoint import Checkpoints, Snapshot
 from .callbacks.early_stopping import EarlyStopping
@@ -32,13 +36,12 @@ from .callbacks.trackers import Tracking
 from .callbacks.upload import Upload
 from .compiling import WIDTH, bounded
 from .flops import Work, work_of
-from .inputs import check_vocabulary, fit_columns, labels_of, open_model, open_tables
+from .inputs import check_vocabulary, fit_columns, open_model, open_tables, targets_of, units_of
 from .loop import total_steps, train
-from .metrics import check, compute
 from .oom import AtOnce, explained, micro_batch
-from .outputs import write_predictions
+from .outputs import taken, write_predictions
 from .padding_check import check_padding
-from .prediction import predict
+from .prediction import Collect, predict
 from .results import Phases, Trained, refuse_partial, shapes_of
 from .select_step import open_steps
 from .strategy import Strategy, build_strategy
@@ -54,7 +57,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         started: seconds since the epoch at which the launcher began; the time until now is the phase `start_s`.
         asked: number of processes that must have come up; None when nobody promised one.
     """
-    config, phases = job.config, Phases()
+    config, phases, task = job.config, Phases(), find(job.config.task)
     if job.kind == "train":
         refuse_missing_trackers(config.tracker)
     phases.seconds["start_s"] = round(max(0.0, time.time() - started), 3)
@@ -66,10 +69,13 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         job = replace(job, config=config)
         gc.freeze()  # what was imported stays: neither training nor the end of the process looks at it again
         gc.enable()
-        model = open_model(jobdir, job)
+        head = task.model(config, job.labels, tables.get("train"))
+        model = open_model(jobdir, job, head)
+        head = replace(head, settings={**head.settings, **own_settings(model)})
+        collect = task.collector(head)
         fit_columns(model, tables)
         check_vocabulary(model, tables)
-        for reason in filter(None, [main_does(world, lambda: check_padding(model, tables))]):
+        for reason in filter(None, [main_does(world, lambda: check_padding(model, tables, collect))]):
             if world.main:
                 log.warning("%s; batches are cut so that all their rows have one length, which takes longer", reason)
             for table in tables.values():
@@ -83,7 +89,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     at_once = AtOnce(config.eval.batch_size)
     trained = None
     if job.kind == "train":
-        trained = _train(jobdir, job, world, strategy, tables, phases, at_once, work, started)
+        trained = _train(jobdir, job, task, head, world, strategy, tables, phases, at_once, work, started)
     status = "preempted" if trained is not None and trained.run.preempted else "completed"
     if status == "completed":
         if trained is not None:
@@ -91,9 +97,10 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
                 _save(jobdir, job, world, strategy, shapes)
         with phases.time("predict_s"):
             for name in job.evaluation:
-                rows, logits = _predict_split(strategy, tables[name], world, config, at_once)
+                rows, found = _predict_split(strategy, tables[name], world, collect, config, at_once)
                 if world.main:
-                    write_predictions(jobdir.predictions(name), rows, tables[name].labels, logits)
+                    targets = targets_of(tables[name], name) if "labels" in tables[name].columns else None
+                    write_predictions(jobdir.predictions(name), rows, targets, found)
                     log.info("predicted %d rows of '%s'", len(rows), name)
         if trained is not None:
             trained.callbacks("on_model_saved", trained.run)
@@ -111,6 +118,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
                 "peak_memory_bytes": world.peak_memory_bytes(),
                 "phases": phases.seconds,
                 "versions": versions(),
+                **({"settings": own} if (own := of_ours(head.settings)) else {}),
                 **(trained.numbers() if trained is not None else {}),
             }
         )
@@ -125,6 +133,8 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
 def _train(
     jobdir: JobDir,
     job: Job,
+    task: Task,
+    head: Head,
     world: World,
     strategy: Strategy,
     tables: dict[str, TokenTable],
@@ -143,6 +153,7 @@ def _train(
         bucket_batches=config.batch.bucket_batches,
         limit=config.limit_train_batches,
         one_length=table.one_length,
+        units=units_of(task, table),
     )
     optimizer = strategy.make_optimizer(config.optimizer)
     run = Run(
@@ -172,16 +183,19 @@ def _train(
     notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.timeouts.kill)
     notice.listen()
     validation = table if config.debug.overfit else tables["validation"]
+    collect = task.collector(head)
+    scoring = Scoring.of(config.eval, job.labels, settings=head.settings)
 
     def validate() -> dict[str, float]:
         with phases.time("validate_s"), ema.in_place() if ema is not None else nullcontext():
-            rows, logits = _predict_split(strategy, validation, world, config, at_once)
-            labels = labels_of(validation, "validation")[rows]
-            return compute(config.eval.metrics, config.eval.extra_metrics, logits, labels)
+            rows, found = _predict_split(strategy, validation, world, collect, config, at_once)
+            scored = task.score(found, taken(targets_of(validation, "validation"), rows), scoring)
+            known = {name: math.nan if value is None else value for name, value in scored.metrics.items()}
+            return {**known, "n_rows": scored.n_rows}
 
     try:
         with explained("the optimizer changed the weights (its own state has their size, once or twice)"):
-            steps = open_steps(run, strategy, optimizer, order, table, notice.given)
+            steps = open_steps(run, strategy, optimizer, order, table, notice.given, head)
             try:
                 train(
                     run,
@@ -227,8 +241,8 @@ def _callbacks(
 
 
 def _predict_split(
-    strategy: Strategy, table: TokenTable, world: World, config: RunConfig, at_once: AtOnce
-) -> tuple[np.ndarray, np.ndarray]:
+    strategy: Strategy, table: TokenTable, world: World, collect: Collect, config: RunConfig, at_once: AtOnce
+) -> tuple[np.ndarray, Ragged]:
     alone = strategy.alone()
     if alone is None:
         strategy.agree()
@@ -237,6 +251,7 @@ def _predict_split(
             strategy.module,
             table,
             world,
+            collect,
             batch_size=config.eval.batch_size,
             limit=config.limit_eval_batches,
             multiple=config.batch.pad_multiple or WIDTH,

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from skytune.checkpoint.shards import Stored
 from skytune.config import ConfigError, RunConfig, from_dict
+from skytune.tasks.metrics import compute
 from skytune.training.callbacks.ema import Ema
-from skytune.training.metrics import compute
 from skytune.training.outputs import read_predictions
 
 DECAY = 0.6

@@ -9,7 +9,13 @@ from ..checks import at_least, has_targets
 from ..errors import ConfigError
 
 METRICS = ("accuracy", "f1", "precision", "recall", "matthews", "roc_auc")
-"""Metrics that ship with the package; the loss is always there."""
+"""Metrics of classification that ship with the package; the loss is always there."""
+
+PACKAGED = METRICS
+"""Metrics of all tasks that ship with the package."""
+
+SMALLER = ("loss",)
+"""Those of which less is better."""
 
 
 @dataclass(kw_only=True)
@@ -25,9 +31,9 @@ class EvalConfig:
     batch_size: int = 64
     """Rows computed at once, per process, when nothing is learned."""
 
-    metrics: list[str] = field(default_factory=lambda: list(METRICS))
+    metrics: list[str] | None = None
     """Metrics by name: accuracy, f1, precision, recall, matthews, roc_auc; the folder of an `evaluate` module; or the
-    name of one on the Hub, whose code is then run."""
+    name of one on the Hub, whose code is then run. Empty means all that the task has."""
 
     extra_metrics: dict[str, Any] = field(default_factory=dict)
     """Your own, by name: `{_target_: package.module.function, ...}`, called with `predictions` and `references`
@@ -39,11 +45,11 @@ class EvalConfig:
     def __post_init__(self) -> None:
         at_least(self, "eval", 0, "every_epochs", "every_steps")
         at_least(self, "eval", 1, "batch_size")
-        for name in self.metrics:
-            if name not in METRICS and (not name or ("/" not in name and get_close_matches(name, METRICS, 1, 0.5))):
+        for name in self.metrics or ():
+            if name not in PACKAGED and (not name or ("/" not in name and get_close_matches(name, PACKAGED, 1, 0.5))):
                 raise ConfigError(
-                    f"eval.metrics: unknown metric '{name}'; allowed: {', '.join(METRICS)}, a folder, or a name of the "
-                    f"Hub's, such as evaluate-metric/{name}"
+                    f"eval.metrics: unknown metric '{name}'; allowed: {', '.join(PACKAGED)}, a folder, or a name of "
+                    f"the Hub's, such as evaluate-metric/{name}"
                 )
         has_targets("eval.extra_metrics", self.extra_metrics, "function")
         for name in self.sets:
@@ -73,11 +79,12 @@ class CheckpointConfig:
     select: Select = Select.best
     """`best`: the weights with the best `metric` on the validation split; `last`: those after the last step."""
 
-    metric: str = "accuracy"
-    """The validation metric that decides; `loss` and the names in `eval.extra_metrics` work too."""
+    metric: str = "auto"
+    """The validation metric that decides; `loss` and the names in `eval.extra_metrics` work too. `auto` is the task's
+    main one, or the first of `eval.metrics` where that is not among them."""
 
     mode: str = "auto"
-    """`max`, `min`, or `auto` (min for the loss, max otherwise)."""
+    """`max`, `min`, or `auto` (min for the loss and for errors, max otherwise)."""
 
     store: str | None = None
     """Where checkpoints are kept: a folder or a URL (`file://`, `s3://bucket/prefix`, `hf://user/name`). Empty means

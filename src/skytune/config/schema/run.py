@@ -10,10 +10,11 @@ from ..serialize import from_dict
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .data import DataConfig
-from .evaluation import METRICS, CheckpointConfig, EvalConfig, LogConfig
+from .evaluation import PACKAGED, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
 from .study import BenchmarkConfig
+from .task import TaskConfig
 from .tracking import TrackerConfig
 from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
 
@@ -107,6 +108,9 @@ class RunConfig:
     and plugins of a run that `resume=URL` continues. Without it they run where this command names their modules
     (`plugins=[my_task]`). To be given on the command line alone."""
 
+    task: TaskConfig = field(default_factory=TaskConfig)
+    """What is learned."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
     """Which network."""
 
@@ -198,12 +202,14 @@ class RunConfig:
             )
         if self.precision is Precision.fp16 and self.compute.device is Device.cpu:
             raise ConfigError("precision=fp16 is not supported on compute=cpu: use precision=bf16 or precision=fp32")
-        if self.checkpoint.metric not in {"loss", *self.eval.extra_metrics, *self.eval.metrics} and not any(
-            self.checkpoint.metric.startswith(name) for name in self.eval.extra_metrics
+        measured = PACKAGED if self.eval.metrics is None else self.eval.metrics
+        own = self.task._target_ is not None  # it has metrics of its own
+        if self.checkpoint.metric not in {"auto", "loss", *self.eval.extra_metrics, *measured} and not (
+            own or any(self.checkpoint.metric.startswith(name) for name in self.eval.extra_metrics)
         ):
             raise ConfigError(
-                f"checkpoint.metric={self.checkpoint.metric}: not among eval.metrics ({', '.join(self.eval.metrics)}), "
-                f"loss or eval.extra_metrics; packaged: {', '.join(METRICS)}"
+                f"checkpoint.metric={self.checkpoint.metric}: not among eval.metrics ({', '.join(measured)}), "
+                f"loss or eval.extra_metrics; packaged: {', '.join(PACKAGED)}"
             )
         if self.early_stopping.patience and not (self.eval.every_epochs or self.eval.every_steps):
             raise ConfigError(

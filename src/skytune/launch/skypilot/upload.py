@@ -15,12 +15,12 @@ from pathlib import Path
 
 import skytune
 
-from ...config import METRICS, RunConfig, UserError
+from ...config import PACKAGED, RunConfig, UserError
 from ...config.schema.tracking import AUTO
 from ...config.targets import split_spec
 from ...data.linking import link_or_copy
 from ...job import JobDir
-from ...training.metrics import module_script
+from ...tasks.metrics import module_script
 
 LIMIT_MB = 5.0
 """Code larger than this is a mistake: data, a virtual environment, outputs."""
@@ -70,8 +70,8 @@ def stage(job: JobDir, folder: Path, *, inputs: bool = True) -> None:
     """
     shutil.rmtree(folder, ignore_errors=True)
     held = job.job
-    for name in held.config.eval.metrics:
-        if name not in METRICS and module_script(name).is_file():
+    for name in held.config.eval.metrics or ():
+        if name not in PACKAGED and module_script(name).is_file():
             raise UserError(
                 f"eval.metrics: {name}: a metric's folder is not sent to other machines; take it out there and name "
                 "its class, which is: '+eval.extra_metrics.NAME._target_=MODULE.CLASS'"

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...common.files import is_disk_full
 from ...config import RunConfig, Select, UserError
+from ...config.schema.evaluation import SMALLER
 from ..flops import peak, utilization
 from .base import Callback, Run
 
@@ -136,7 +137,7 @@ class BestWeights(Callback):
     def __init__(self, config: RunConfig) -> None:
         self.metric = config.checkpoint.metric
         mode = config.checkpoint.mode
-        self.smaller = mode == "min" or (mode == "auto" and self.metric == "loss")
+        self.smaller = mode == "min" or (mode == "auto" and self.metric in SMALLER)
         self.keep = config.checkpoint.select is Select.best
         self.ranking: list[tuple[float, int]] = []
         """(value, step) of the best validations, the best one first; of equal ones the earliest."""

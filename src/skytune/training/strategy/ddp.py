@@ -13,8 +13,8 @@ import torch
 from ...checkpoint.optimizer_state import flatten_state, restore_optimizer
 from ...checkpoint.shards import Stored
 from ...config import OptimizerConfig, RunConfig, UserError
+from ...models.outputs import logits_of, loss_of
 from ..parameter_groups import parameter_groups
-from ..prediction import logits_of, loss_of
 from ..schedule import optimizer_over
 from .base import Strategy, own_group
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from skytune.config import METRICS, ConfigError, UserError
+from skytune.config import METRICS, PACKAGED, ConfigError, UserError
 from skytune.config.targets import instantiate, locate, split_spec
 
 FUNCTIONS = {
@@ -63,14 +63,14 @@ def compute(
     return {**results, "n_rows": len(inputs.labels)}
 
 
-def check(metrics: list[str], extra: dict[str, dict[str, Any]]) -> None:
+def check(metrics: list[str] | None, extra: dict[str, dict[str, Any]]) -> None:
     """Find every metric that is not ours, so that a wrong name is told before hours of training and not after.
 
     Raises:
         UserError: there is none of that name.
     """
-    for name in metrics:
-        if name not in METRICS and not module_script(name).is_file():
+    for name in metrics or ():
+        if name not in PACKAGED and not module_script(name).is_file():
             load_module(name)
     for name, spec in extra.items():
         locate(split_spec(spec)[0], f"eval.extra_metrics.{name}._target_")
@@ -200,8 +200,8 @@ def load_module(name: str) -> Any:
             if script.is_file():
                 raise
             raise UserError(
-                f"eval.metrics: {name}: no such metric: none of {', '.join(METRICS)}, {script} is missing, and the Hub "
-                "does not give one of that name (it may be out of reach)"
+                f"eval.metrics: {name}: no such metric: none of {', '.join(PACKAGED)}, {script} is missing, and the "
+                "Hub does not give one of that name (it may be out of reach)"
             ) from error
 
     return _guarded(f"eval.metrics: {name}", "it", load)

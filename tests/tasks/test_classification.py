@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import METRICS, UserError
-from skytune.report import evaluate_split
-from skytune.report.evaluation import calibration, wilson
-from skytune.training.metrics import compute
+from skytune.tasks.classification import calibration, evaluate_split, wilson
+from skytune.tasks.metrics import compute
 
 NAMES = ["negative", "positive"]
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from skytune.config import UserError
-from skytune.training.metrics import compute
+
+from .metrics import compute
 
 BINS = 15
 TEXT_LIMIT = 2000
@@ -29,7 +30,7 @@ def evaluate_split(
         logits: [n, k], any float type.
         labels: [n], class numbers from 0 to k - 1.
         class_names: k names in the order of their numbers.
-        metrics: as in `skytune.training.metrics.compute`.
+        metrics: as in `skytune.tasks.metrics.compute`.
         extra: likewise.
         texts: n texts (or pairs of texts), shown with the mistakes.
         confusions: how many of the most confident mistakes are kept.
@@ -41,7 +42,7 @@ def evaluate_split(
         `n_mistakes`.
 
     Raises:
-        UserError: rows that cannot be scored, or a metric that fails; see `skytune.training.metrics.compute`.
+        UserError: rows that cannot be scored, or a metric that fails; see `skytune.tasks.metrics.compute`.
     """
     from scipy.special import softmax
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support

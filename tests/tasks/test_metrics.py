@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import METRICS, ConfigError, EvalConfig, UserError
-from skytune.training import metrics
+from skytune.tasks import metrics
 
 SOURCE = Path(metrics.__file__).parents[3]
 
@@ -156,7 +156,7 @@ def refuse(*_, **__):
     raise AssertionError("a metric asked the network")
 
 socket.socket.connect = socket.getaddrinfo = refuse
-from skytune.training import metrics
+from skytune.tasks import metrics
 assert not {"evaluate", "sklearn"} & set(sys.modules), "importing the room costs what is not needed yet"
 right = int(sys.argv[1])
 labels = np.arange(60) % 2

@@ -1,0 +1,92 @@
+"""The room of tasks: what is learned from a row. Nobody else asks which task it is.
+
+A task is one frozen object (`Task`) with six answers, made of plain functions in a file of its own:
+
+columns   which columns of the table it reads (`Column`), and, by `arrange`, which rows cannot be used and why
+targets   what is learned from each row: an object (see `skytune.data.targets.Targets`) found in the train split that
+          encodes splits, names classes or outputs, gives the key to stratify by, and lays rows out as the model's
+          inputs with a column `labels`: ClassLabel (a class a row), struct of float32 (numbers; the fields are their
+          names), struct of bool (several classes), List(ClassLabel) (a class a token, -100: none)
+model     which class of transformers has the head, what its configuration is told, and a loss where it is not the
+          model's own (`skytune.models.Head`)
+weigh     units of the loss of every row: rows, or tokens that count
+collect   what is kept of each row of a batch that was predicted: a few numbers
+score     what is said of a split: numbers, which of them stand first, sections for the report
+
+`TASKS` is the one place that knows their names. `task._target_` names one of a user's own. What a task may import:
+data, models and what is below; no ZenML.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..config import PACKAGED, ConfigError, DataConfig, ModelConfig, RunConfig, TaskConfig
+from ..config.schema.task import AUTO, FIRST
+from ..config.targets import instantiate, locate
+from ..data.columns import Column
+from ..data.targets import Encoded, Reading, Targets
+from ..models.head import Head
+from . import text_classification
+from .task import Collected, Scored, Scoring, Section, Shown, Task
+
+log = logging.getLogger(__name__)
+
+TASKS = {task.name: task for task in (text_classification.TASK,)}
+"""By name."""
+
+
+def find(config: TaskConfig) -> Task:
+    """Return the task that a configuration names (`resolved`, or not `auto`).
+
+    Raises:
+        ConfigError: there is none of that name; `task._target_` is none.
+    """
+    if config._target_:
+        found = locate(config._target_, "task._target_")
+        if not isinstance(found, Task):
+            found = instantiate(config._target_, config.args, key="task._target_")
+        if not isinstance(found, Task):
+            raise ConfigError(f"task._target_={config._target_}: is a {type(found).__name__}, not a skytune.tasks.Task")
+        return found
+    if config.name not in TASKS:
+        raise ConfigError(f"task.name={config.name}: no such task; there are: auto, {', '.join(TASKS)}")
+    return TASKS[config.name]
+
+
+def chosen(config: TaskConfig, data: DataConfig, model: ModelConfig) -> Task:
+    """Return the task that a configuration names, or, for `auto`, the one that columns and model ask for; say which."""
+    return find(replace(config, name=FIRST) if config.name == AUTO else config)
+
+
+def resolved(config: RunConfig, features: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration with the task that a prepared split's features have in the place of `auto`, and with
+    what follows from the task: `eval.metrics`, `checkpoint.metric`.
+
+    Raises:
+        ConfigError: a split that is no task's, or not the task's that is asked for; a metric that it does not have.
+    """
+    name, own = config.task.name, config.task._target_ is not None
+    fitting = [task for task in TASKS.values() if task.fits(features)]
+    if not own and name == AUTO:
+        if not fitting:
+            raise ConfigError(f"task=auto: no task learns from labels of the type {features.get('labels')}")
+        name = fitting[0].name
+    task = find(replace(config.task, name=name))
+    if not task.fits(features):
+        other = f": they are {fitting[0].name}'s" if fitting else ""
+        raise ConfigError(f"task={task.name} does not learn from the labels that the data was prepared with{other}")
+    metrics = list(task.metrics) if config.eval.metrics is None else config.eval.metrics
+    if lacking := [metric for metric in metrics if metric in PACKAGED and metric not in task.metrics]:
+        raise ConfigError(f"eval.metrics: task={task.name} has no {lacking[0]}; it has: {', '.join(task.metrics)}")
+    main = next(iter([*(m for m in task.metrics[:1] if m in metrics), *metrics]), "loss")
+    checkpoint = config.checkpoint
+    if checkpoint.metric == AUTO:
+        checkpoint = replace(checkpoint, metric=main)
+    return replace(
+        config,
+        task=config.task if own else replace(config.task, name=name),
+        eval=replace(config.eval, metrics=metrics),
+        checkpoint=checkpoint,
+    )

@@ -1,0 +1,165 @@
+"""The form of a task: what its parts are called with, and what they answer."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..config import EvalConfig, RunConfig
+from ..data.batches import Ragged, TokenTable
+from ..data.targets import Reading
+from ..models.head import Head
+
+if TYPE_CHECKING:
+    import torch
+
+Collected = Ragged
+"""What is kept of every row of a split: float32 numbers, as many a row as the task wants."""
+
+
+class Shown(Sequence[Any]):
+    """The rows of a split as a person reads them: their texts as the model saw them, decoded when one is asked for."""
+
+    def __init__(self, split: Any, tokenizer: Any, rows: np.ndarray | None = None) -> None:
+        # Plain numbers: in torch's format one row would import torch.
+        self.split, self.tokenizer, self.rows = split.with_format(None), tokenizer, rows
+
+    def __len__(self) -> int:
+        return len(self.split if self.rows is None else self.rows)
+
+    def picked(self, rows: np.ndarray) -> "Shown":
+        """Return these rows, in this order."""
+        return Shown(self.split, self.tokenizer, rows)
+
+    def row(self, place: int) -> dict[str, Any]:
+        """Return all columns of a row."""
+        return dict(self.split[int(place if self.rows is None else self.rows[place])])
+
+    def __getitem__(self, place: Any) -> Any:
+        row = self.row(place)
+        if self.tokenizer is None or "input_ids" not in row:
+            return f"row {int(place if self.rows is None else self.rows[place])}"
+        return self.tokenizer.decode(row["input_ids"], skip_special_tokens=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """What there is to know where a split is scored."""
+
+    names: list[str]
+    """Classes or outputs."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the head: scales, thresholds."""
+
+    metrics: list[str] = field(default_factory=list)
+    """Numbers that are asked for (`eval.metrics`)."""
+
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """The user's own (`eval.extra_metrics`)."""
+
+    shown: Sequence[Any] | None = None
+    """The rows (usually `Shown`), where sections for the report are wanted; None during training."""
+
+    @classmethod
+    def of(cls, config: EvalConfig, names: list[str], **more: Any) -> "Scoring":
+        """Return what a configuration asks for, `resolved`."""
+        return cls(names=names, metrics=list(config.metrics or []), extra=config.extra_metrics, **more)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report."""
+
+    macro: str
+    """What draws it: a macro of `report/sections.html.jinja`. `pairs`, `table` and `scatter` serve any task."""
+
+    values: dict[str, Any]
+    """What it is given: plain values that JSON can hold."""
+
+    title: str = ""
+    """Its heading; empty where the macro has headings of its own."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What is said of one split."""
+
+    metrics: dict[str, float | None]
+    """Numbers by name; None where one is not defined."""
+
+    n_rows: int
+    headline: dict[str, str] = field(default_factory=dict)
+    """The numbers that stand first, with what is to be said of each ("share": of rows; it gets an interval)."""
+
+    results: dict[str, Any] = field(default_factory=dict)
+    """Further plain values for `<split>_results.json`."""
+
+    sections: list[Section] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        metrics = {
+            name: value if value is not None and math.isfinite(value) else None for name, value in self.metrics.items()
+        }
+        return {**asdict(self), "metrics": metrics}
+
+
+def no_columns(collected: Collected, scoring: Scoring) -> dict[str, list[Any]]:
+    """Return nothing: a task whose predictions are no columns of a table."""
+    return {}
+
+
+def every_row(table: TokenTable) -> None:
+    """Return None: every row counts once."""
+
+
+def own_head(config: RunConfig, names: list[str], train: TokenTable | None) -> Head:
+    """Return the head of one class a row, with the model's own loss."""
+    return Head()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Reading):
+    """What is learned from a row, in six answers: `columns`, `targets` (with `lacking` and `arrange`, see
+    `skytune.data.targets.Reading`), `model`, `weigh`, `collect`, `score`."""
+
+    name: str
+    """As `task=NAME` names it."""
+
+    metrics: tuple[str, ...]
+    """The numbers that `score` has; all of them where `eval.metrics` is empty. The first is the main one."""
+
+    pipeline: str = ""
+    """What `transformers.pipeline` calls it; empty where it has none."""
+
+    fits: Callable[[Mapping[str, Any]], bool]
+    """Whether a prepared split of these features is this task's."""
+
+    model: Callable[[RunConfig, list[str], TokenTable | None], Head] = own_head
+    """What is asked of the network, for these names; the train split is given where it trains."""
+
+    weigh: Callable[[TokenTable], np.ndarray | None] = every_row
+    """Units of the loss of every row, int64 [rows], each at least 1: tokens that count. None: each row is one. The
+    model's loss (or the head's) is the mean over the units of a micro-batch; it counts as much as its share of the
+    units of the global batch, so that the split into processes and micro-batches changes nothing."""
+
+    collect: Callable[[Any, Mapping[str, "torch.Tensor"], Head], "np.ndarray | list[np.ndarray]"]
+    """What is kept of each row of a batch: float32 [rows, k], or an array a row. Called with the model's output (it got
+    no labels) and the whole batch, labels included, on the model's device.
+
+    Raises UserError where the output is not what it should be."""
+
+    score: Callable[[Collected, "np.ndarray | Ragged", Scoring], Scored]
+    """What is said of a split; `metrics` always has `loss`.
+
+    Raises UserError where it cannot be scored."""
+
+    predicted: Callable[[Collected, Scoring], dict[str, list[Any]]] = no_columns
+    """New columns for a table whose rows were predicted, by name."""
+
+    def collector(self, head: Head) -> "Callable[[Any, Mapping[str, torch.Tensor]], np.ndarray | list[np.ndarray]]":
+        """Return `collect` for a head."""
+        return lambda output, batch: self.collect(output, batch, head)
