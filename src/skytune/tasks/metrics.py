@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Number
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from skytune.config import METRICS, PACKAGED, ConfigError, UserError
+from skytune.config import CORRELATIONS, ENTITIES, ERRORS, PACKAGED, ConfigError, UserError
 from skytune.config.targets import instantiate, locate, split_spec
 
 FUNCTIONS = {
@@ -32,6 +32,9 @@ FUNCTIONS = {
 """Of `sklearn.metrics`, by our name."""
 
 AVERAGED = ("f1", "precision", "recall")
+NUMBERS = (*ERRORS, *CORRELATIONS)
+SETS = "sets_"
+"""What the names of metrics begin with that take a set of classes a row."""
 
 
 def compute(
@@ -54,13 +57,37 @@ def compute(
             fails or returns something else than numbers, by name.
     """
     inputs = Inputs.checked(logits, labels)
-    results = _packaged("loss", inputs)
+    return {**measure(metrics, extra, inputs, lambda name: _packaged(name, inputs)), "n_rows": len(inputs.labels)}
+
+
+def measure(
+    metrics: Iterable[str], extra: Mapping[str, Any], inputs: Any, own: Callable[[str], dict[str, float]]
+) -> dict[str, float]:
+    """Return `loss` and every metric by name.
+
+    Args:
+        metrics: packaged ones of the task, folders of `evaluate` modules, or names of the Hub's.
+        extra: the user's own.
+        inputs: `Inputs`, or another object with its fields `predictions`, `labels`, `logits`, `binary`.
+        own: gives the number of a packaged one, or of `loss`.
+    """
+    results = own("loss")
     for name in dict.fromkeys(metrics):
-        found = _packaged(name, inputs) if name in METRICS else run_module(name, inputs)
+        found = own(name) if name in PACKAGED else run_module(name, inputs)
         add(results, found, f"eval.metrics: {name}")
     for name, spec in extra.items():
         add(results, run_target(name, spec, inputs), f"eval.extra_metrics.{name}")
-    return {**results, "n_rows": len(inputs.labels)}
+    return results
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The rows of an evaluation whose answers are no single classes: arrays, or lists, a row each."""
+
+    predictions: Any
+    labels: Any
+    logits: Any
+    binary: bool = False
 
 
 def check(metrics: list[str] | None, extra: dict[str, dict[str, Any]]) -> None:
@@ -139,7 +166,7 @@ class Inputs:
         return self.logits[:, 1] - self.logits[:, 0]
 
 
-def run_target(name: str, spec: dict[str, Any], inputs: Inputs) -> dict[str, float]:
+def run_target(name: str, spec: dict[str, Any], inputs: Any) -> dict[str, float]:
     """Call the user's metric `name` and return its numbers by name.
 
     A function gets `predictions` and `references` (lists of ints), `logits` (float64 [n, k]) if it names it, and the
@@ -166,13 +193,13 @@ def run_target(name: str, spec: dict[str, Any], inputs: Inputs) -> dict[str, flo
                 key=f"{key}._target_",
             )
             return _compute(metric, inputs, {k: v for k, v in args.items() if k not in named})
-        rows = {"predictions": inputs.predictions.tolist(), "references": inputs.labels.tolist()}
+        rows = {"predictions": listed(inputs.predictions), "references": listed(inputs.labels)}
         return instantiate(target, {**args, **rows}, offered={"logits": inputs.logits}, key=f"{key}._target_")
 
     return _numbers(name, _guarded(key, target, call), key)
 
 
-def run_module(name: str, inputs: Inputs) -> dict[str, float]:
+def run_module(name: str, inputs: Any) -> dict[str, float]:
     """Return the numbers of an `evaluate` module by name; see `load_module`.
 
     Raises:
@@ -242,18 +269,24 @@ def add(results: dict[str, float], found: dict[str, float], key: str) -> None:
         results[name] = value
 
 
-def _compute(metric: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+def _compute(metric: Any, inputs: Any, options: dict[str, Any]) -> Any:
     """Call `metric.compute` with those of our inputs that its features name."""
-    given: dict[str, Any] = {"predictions": inputs.predictions.tolist(), "references": inputs.labels.tolist()}
+    given: dict[str, Any] = {"predictions": listed(inputs.predictions), "references": listed(inputs.labels)}
     features = getattr(metric, "features", None)
     if features:
         names = set(features[0] if isinstance(features, list) else features)
         given = {name: value for name, value in given.items() if name in names}
         if "logits" in names:
-            given["logits"] = inputs.logits.tolist()
+            given["logits"] = listed(inputs.logits)
         if "prediction_scores" in names and inputs.binary:
             given["prediction_scores"] = inputs.scores.tolist()
     return metric.compute(**given, **options)
+
+
+def listed(values: Any) -> list[Any]:
+    """Return an array as a list; lists as they are."""
+    found: list[Any] = values.tolist() if isinstance(values, np.ndarray) else values
+    return found
 
 
 def _constructor_arguments(cls: type) -> set[str]:
@@ -312,21 +345,29 @@ def _evaluator(name: str, *args: Any, **options: Any) -> Any:
 
 
 def packaged(name: str) -> Any:
-    """Return a packaged metric (of `skytune.config.METRICS`, or `loss`) as an `evaluate.Metric`.
+    """Return a packaged metric (of `skytune.config.PACKAGED`, or `loss`) as an `evaluate.Metric`.
 
     Its `compute` takes `references` (n class numbers) and `predictions`: n class numbers, logits [n, k] for `loss`.
     `roc_auc` takes `prediction_scores` (n numbers, higher for class 1) instead, as the Hub's does, and `f1`,
-    `precision` and `recall` take `average` ("binary": class 1 alone; "macro"). What is undefined is 0, the area under a
-    curve NaN. Arrays go to scikit-learn as they are, and nothing is written: rows added before are held in memory.
+    `precision` and `recall` take `average` ("binary": class 1 alone; "macro"). Those of numbers take n numbers. What is
+    undefined is 0, the area under a curve and a correlation NaN. Arrays go to scikit-learn and SciPy as they are, and
+    nothing is written: rows added before are held in memory.
     """
     from datasets import Features, Sequence, Value
 
     evaluate: Any = import_evaluate()
     Metric: Any = evaluate.Metric
     scored = "prediction_scores" if name == "roc_auc" else "predictions"
-    kind: Any = {"loss": Sequence(Value("float64")), "roc_auc": Value("float64")}.get(name, Value("int64"))
-    layout = None if name == "loss" else "numpy"
-    features = Features({scored: kind, "references": Value("int64")})
+    truth: Any = Value("float64" if name in NUMBERS else "int64")
+    if name in ENTITIES or name.startswith(SETS):
+        truth = Sequence(Value("string" if name in ENTITIES else "int64"))
+    kind: Any = {"loss": Sequence(Value("float64")), "roc_auc": Value("float64")}.get(name, truth)
+    layout = "numpy" if all(isinstance(part, Value) for part in (kind, truth)) else None
+    features = Features({scored: kind, "references": truth})
+    measured: Callable[..., float] = _score
+    if name in NUMBERS or name in ENTITIES or name.startswith(SETS):
+        measured = _of_numbers if name in NUMBERS else _of_entities if name in ENTITIES else _of_sets
+    plain = list if name in ENTITIES else np.asarray
 
     class Packaged(Metric):
         def _info(self) -> Any:
@@ -342,9 +383,61 @@ def packaged(name: str) -> Any:
             return self._compute(**given)
 
         def _compute(self, references: Any, **given: Any) -> dict[str, float]:
-            return {name: _score(name, np.asarray(references), np.asarray(given.pop(scored)), **given)}
+            found = measured(name, plain(references), plain(given.pop(scored)), **given)
+            return {name.removeprefix(SETS): found}
 
     return Packaged(keep_in_memory=True)
+
+
+def _of_sets(name: str, truth: np.ndarray, found: np.ndarray) -> float:
+    """Return an average over classes; both int [n, classes], 0 or 1."""
+    from sklearn import metrics
+
+    kind, _, average = name.removeprefix(SETS).partition("_")
+    function = getattr(metrics, FUNCTIONS[kind])
+    return float(function(truth, found, average=average or "macro", zero_division=0))
+
+
+def entities(truth: list[list[str]], found: list[list[str]]) -> list[tuple[str, dict[str, float]]]:
+    """Return precision, recall, f1-score and support of every type of entity, by name; tags as in `_of_entities`."""
+    from seqeval.metrics import classification_report
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = classification_report(_tags(truth), _tags(found), output_dict=True, zero_division=0)
+    plain = {name: {key: number.item() for key, number in values.items()} for name, values in report.items()}
+    return [(name, values) for name, values in plain.items() if not name.endswith(" avg")]
+
+
+def _of_entities(name: str, truth: list[list[str]], found: list[list[str]]) -> float:
+    """Return a number of whole entities, given by B- and I- tags; of tags without them, of every word's tag."""
+    from seqeval import metrics
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is not there
+        function = getattr(metrics, f"{name.removeprefix('entity_')}_score")
+        return float(function(_tags(truth), _tags(found), zero_division=0))
+
+
+def _tags(rows: list[list[str]]) -> list[list[str]]:
+    return [[tag if tag == "O" or tag[:2] in ("B-", "I-") else f"B-{tag}" for tag in row] for row in rows]
+
+
+def _of_numbers(name: str, truth: np.ndarray, found: np.ndarray) -> float:
+    from scipy import stats
+    from sklearn import metrics
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is not defined
+        if name in ERRORS:
+            return float(
+                {"rmse": metrics.root_mean_squared_error, "mae": metrics.mean_absolute_error}[name](truth, found)
+            )
+        if len(truth) < 2:
+            return float("nan")
+        if name == "r2":
+            return float(metrics.r2_score(truth, found, force_finite=False))
+        return float({"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name](truth, found).statistic)
 
 
 def _score(name: str, truth: np.ndarray, scores: np.ndarray, average: str = "binary") -> float:

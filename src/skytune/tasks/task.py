@@ -107,6 +107,12 @@ class Scored:
         return {**asdict(self), "metrics": metrics}
 
 
+def dense(values: "np.ndarray | Ragged", kind: Any) -> np.ndarray:
+    """Return rows that all have one length as an array [n, k] of a type."""
+    found = values.dense() if isinstance(values, Ragged) else values
+    return np.asarray(found.reshape(len(found), -1), dtype=kind)
+
+
 def no_columns(collected: Collected, scoring: Scoring) -> dict[str, list[Any]]:
     """Return nothing: a task whose predictions are no columns of a table."""
     return {}

@@ -95,7 +95,13 @@ class DataConfig:
     """As `text`, a second text, for sentence-pair tasks."""
 
     label: str = "label"
-    """Column with the class: names, or whole numbers; `meta.label` as in `text`."""
+    """Column with what is learned: classes (names, or whole numbers); numbers (`task=regression`); several classes as
+    `a;b` or a list (`task=multi-label`); tags as a list, or with blanks between them (`task=token-classification`).
+    `meta.label` as in `text`."""
+
+    label_columns: list[str] | None = None
+    """Several columns in the place of `label`: a number each (`task=regression`), or a class each that holds or does
+    not (`task=multi-label`: 1 or 0, true or false)."""
 
     labels: list[str] | None = None
     """Class names in their order. What stands in the column is looked for among them; only where nothing is found, and

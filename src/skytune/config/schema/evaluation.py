@@ -11,10 +11,20 @@ from ..errors import ConfigError
 METRICS = ("accuracy", "f1", "precision", "recall", "matthews", "roc_auc")
 """Metrics of classification that ship with the package; the loss is always there."""
 
-PACKAGED = METRICS
+ERRORS = ("rmse", "mae")
+CORRELATIONS = ("pearson", "spearman", "r2")
+"""Metrics of numbers."""
+
+SETS = ("f1_micro",)
+"""Metrics of sets of classes, beside those of `METRICS`."""
+
+ENTITIES = ("entity_f1", "entity_precision", "entity_recall")
+"""Metrics of entities."""
+
+PACKAGED = (*METRICS, *ERRORS, *CORRELATIONS, *SETS, *ENTITIES)
 """Metrics of all tasks that ship with the package."""
 
-SMALLER = ("loss",)
+SMALLER = ("loss", *ERRORS)
 """Those of which less is better."""
 
 

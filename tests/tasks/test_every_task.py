@@ -1,0 +1,258 @@
+"""What holds for every task: killed and resumed to the bit, equal for every split of the global batch, equal in plain
+transformers, each row scored once, bad rows named. Workers are real process groups (see `forked_workers`)."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job_dirs import Laid, _Stop, history, result, weights
+
+from skytune.config import DataConfig, ModelConfig, RunConfig, TaskConfig, UserError, from_dict
+from skytune.data import prepare
+from skytune.tasks import find
+from skytune.training.outputs import read_predictions
+
+MOODS = {"good": 1, "fine": 1, "nice": 1, "bad": -1, "poor": -1, "dull": -1}
+REST = ["the", "a", "film", "plot", "cast", "is", "was", "it"]
+ROWS = 46
+"""The last batch of an epoch has fewer than 8, so that processes and micro-batches get uneven shares."""
+
+
+def texts(rows: int) -> list[list[str]]:
+    draw = random.Random(3)
+    found: dict[str, list[str]] = {}
+    while len(found) < rows:
+        words = [draw.choice([*MOODS, *REST, *REST]) for _ in range(draw.randrange(3, 16))]
+        found[" ".join(words)] = words
+    return list(found.values())
+
+
+def mood(words: list[str]) -> float:
+    return sum(MOODS.get(word, 0) for word in words) / 2
+
+
+def of_text(words: list[str]) -> dict[str, Any]:
+    return {"text": " ".join(words), "label": ["low", "even", "high"][int(np.sign(mood(words))) + 1]}
+
+
+def of_numbers(words: list[str]) -> dict[str, Any]:
+    return {"text": " ".join(words), "label": 100 + mood(words)}
+
+
+def of_two_numbers(words: list[str]) -> dict[str, Any]:
+    return {"text": " ".join(words), "mood": mood(words), "length": len(words)}
+
+
+def of_sets(words: list[str]) -> dict[str, Any]:
+    return {
+        "text": " ".join(words),
+        "label": ";".join(sorted({word for word in words if word in ("good", "bad", "dull")})),
+    }
+
+
+def of_tags(words: list[str]) -> dict[str, Any]:
+    tags, before = [], "O"
+    for word in words:
+        kind = {1: "up", -1: "down"}.get(MOODS.get(word, 0), "")
+        before = "O" if not kind else f"I-{kind}" if before[2:] == kind else f"B-{kind}"
+        tags.append(before)
+    return {"text": words, "label": tags}
+
+
+CASES: dict[str, tuple[str, Callable[[list[str]], dict[str, Any]], dict[str, Any]]] = {
+    "text-classification": ("text-classification", of_text, {}),
+    "regression": ("regression", of_numbers, {}),
+    "two numbers": ("regression", of_two_numbers, {"label_columns": ["mood", "length"]}),
+    "multi-label": ("multi-label", of_sets, {}),
+    "token-classification": ("token-classification", of_tags, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def lay(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[..., tuple[Path, Any]]:
+    """Return a maker of job directories, up to the start of the workers; and the prepared splits."""
+    home = tmp_path_factory.mktemp("tasks")
+
+    def make(case: str, name: str, **groups: Any) -> tuple[Path, Any]:
+        from skytune.launch import train
+
+        task, row, data = CASES[case]
+        file = home / f"{case}.jsonl"
+        file.write_text("".join(json.dumps(row(words)) + "\n" for words in texts(ROWS + 24)))
+        values: dict[str, Any] = {
+            "name": name,
+            "task": {"name": task},
+            "model": {"name": str(tiny_model), "dropout": 0.0},
+            "data": {"source": "files", "train": str(file), "test_fraction": 0.17, "validation_fraction": 0.17, **data},
+            "compute": {"device": "cpu"},
+            "launch": {"num_processes": 1, "threads": 1},
+            "batch": {"global_size": 8},
+            "epochs": 2,
+            "log": {"every_steps": 1},
+            "optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0.0},
+            "tracker": {"names": []},
+            "checkpoint": {"store": str(home / f"{case}-{name}-store"), "select": "last", "every_steps": 2},
+            "callbacks": {"end": {"_target_": "worker_callbacks.End"}},
+        }
+        for key, value in groups.items():
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+        config = from_dict(RunConfig, values)
+        found = prepare(config.data, config.model, 1, {}, None, find(config.task))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("SKYTUNE_HOME", str(home / case / name))
+            with pytest.raises(Laid):
+                train(
+                    config,
+                    found.train,
+                    {"validation": found.validation, "test": found.test},
+                    found.tokenizer,
+                    None,
+                    _Stop(),
+                )
+        (folder,) = (path for path in (home / case / name / "runs").iterdir() if not path.name.startswith("."))
+        return folder, found
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def calm(lives: Any, lay: Any) -> Callable[[str], tuple[Path, Any]]:
+    """Return a maker of runs that nothing disturbs, one a case: one process, no accumulation."""
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def make(case: str) -> tuple[Path, Any]:
+        if case not in made:
+            job, found = lay(case, "calm")
+            life = lives.live(job)
+            assert life.code == 0, life.said
+            made[case] = job, found
+        return made[case]
+
+    return make
+
+
+def predictions(job: Path, split: str = "test") -> tuple[Any, Any, Any]:
+    return read_predictions(job / "outputs" / "predictions" / f"{split}.arrow")
+
+
+def flat(values: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(row) for row in values])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_and_resumed_nothing_differs(lives: Any, lay: Any, calm: Any, case: str) -> None:
+    job, _ = lay(case, "killed")
+    assert lives.live(job, SKYTUNE_TEST_END="5 kill").code == -9
+    life = lives.live(job)
+    assert life.code == 0 and "resuming from step" in life.said, life.said
+    whole, _ = calm(case)
+    assert history(job) == history(whole)
+    again, before = weights(job), weights(whole)
+    assert all(np.array_equal(again[name], before[name]) for name in before)
+    assert np.array_equal(flat(predictions(job)[2]), flat(predictions(whole)[2]))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("processes", "micro"), [(2, 2), (1, 2)], ids=["2x2x2", "1x2x4"])
+def test_same_weights_for_every_split_of_the_global_batch(
+    lives: Any, lay: Any, calm: Any, case: str, processes: int, micro: int
+) -> None:
+    """Cases 12 and 47: a micro-batch counts by its rows, or by its tokens that count."""
+    job, _ = lay(case, f"{processes}x{micro}", batch={"micro_size": micro}, launch={"num_processes": processes})
+    life = lives.live(job, processes)
+    assert life.code == 0, life.said
+    whole, _ = calm(case)
+    losses, others = ([record["loss"] for record in history(each).values()] for each in (whole, job))
+    assert np.abs(np.array(losses) - np.array(others)).max() < 1e-6
+    found, before = weights(job), weights(whole)
+    assert max(float(np.abs(found[name] - before[name]).max()) for name in before) < 1e-6
+    assert result(job)["world_size"] == processes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_weights_did_change(calm: Any, tiny_model: Path, case: str) -> None:
+    """Guards the tests above against a loop that trains nothing."""
+    from safetensors.numpy import load_file
+
+    start, found = load_file(tiny_model / "model.safetensors"), weights(calm(case)[0])
+    name = "encoder.layer.0.attention.self.value.weight"
+    assert np.abs(found[f"bert.{name}"] - start[name]).max() > 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plain_transformers_predicts_the_same_and_each_row_once(calm: Any, case: str) -> None:
+    import torch
+    import transformers
+
+    job, found = calm(case)
+    task = find(TaskConfig(name=CASES[case][0]))
+    head = task.model(RunConfig(), found.labels, None)
+    model = getattr(transformers, head.auto).from_pretrained(job / "outputs" / "model").eval()
+    assert [model.config.id2label[n] for n in range(len(found.labels))] == found.labels
+    rows, _, collected = predictions(job)
+    assert rows.tolist() == list(range(len(found.test)))
+    scale = getattr(model.config, "skytune_scale", None)
+    for row, logits in zip(found.test, collected, strict=True):
+        with torch.no_grad():
+            output = model(input_ids=row["input_ids"][None], attention_mask=row["attention_mask"][None]).logits[0]
+        if output.ndim == 2:
+            output = output[row["labels"] != -100]
+        plain = output.numpy()
+        if scale:
+            plain = plain * np.array(scale["std"]) + np.array(scale["mean"])
+        assert np.allclose(np.ravel(plain), logits, atol=1e-4 if scale else 1e-5)
+
+
+BAD: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
+    "no number": ("regression", [{"text": "a b", "label": "x"}], {}, r"row 3: label 'x' is no finite number"),
+    "infinite": ("regression", [{"text": "a b", "label": "inf"}], {}, r"row 3: label 'inf' is no finite number"),
+    "no label": ("regression", [{"text": "a b", "label": None}], {}, r"row 3: has no label"),
+    "one column": (
+        "regression",
+        [{"text": "a", "p": 1}],
+        {"label_columns": ["p", "q"]},
+        r"data.label_columns=q: no such",
+    ),
+    "another class": (
+        "multi-label",
+        [{"text": "a b", "label": "z"}],
+        {"labels": ["p", "q"]},
+        r"row 3: label 'z' is not",
+    ),
+    "fewer tags": (
+        "token-classification",
+        [{"text": ["a", "b"], "label": ["O"]}],
+        {},
+        r"row 3: there are 2 words and 1",
+    ),
+    "no words": ("token-classification", [{"text": [], "label": []}], {}, r"row 3: there are no words"),
+    "inside first": (
+        "token-classification",
+        [{"text": ["a", "b"], "label": ["O", "I-p"]}],
+        {},
+        r"row 3: tag 2 is 'I-p' after 'O': an entity begins with 'B-p'; data.bad_rows=drop leaves such rows out",
+    ),
+}
+GOOD: dict[str, list[dict[str, Any]]] = {
+    "regression": [{"text": "good film", "label": 1.5}, {"text": "bad film", "label": -1}],
+    "multi-label": [{"text": "good film", "label": "p;q"}, {"text": "bad film", "label": ""}],
+    "token-classification": [
+        {"text": ["good", "film"], "label": ["B-p", "O"]},
+        {"text": ["bad", "film"], "label": ["B-q", "I-q"]},
+    ],
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_rows_are_named_in_one_line(what: str, tiny_model: Path, tmp_path: Path) -> None:
+    task, rows, data, message = BAD[what]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*([] if "columns" in str(data) else GOOD[task]), *rows]))
+    config = from_dict(DataConfig, {"source": "files", "train": str(file), **data})
+    with pytest.raises(UserError, match=message) as refused:
+        prepare(config, ModelConfig(name=str(tiny_model)), 1, {}, None, find(TaskConfig(name=task)))
+    assert "\n" not in str(refused.value)
