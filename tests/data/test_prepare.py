@@ -440,7 +440,8 @@ def test_the_report_gives_every_row_the_class_of_its_cell(files, write, model, c
 
     from skytune.config import RunConfig
     from skytune.launch import class_names
-    from skytune.report.scoring import DecodedTexts, score
+    from skytune.report.scoring import score
+    from skytune.tasks import Shown, resolved
 
     different = list(dict.fromkeys(cells))
     labels = data.draw(st.none() | st.permutations(different))
@@ -458,10 +459,11 @@ def test_the_report_gives_every_row_the_class_of_its_cell(files, write, model, c
     names, truth = class_names(found.test), np.array(found.test["labels"])
     logits = np.eye(len(names))[(truth + 1) % len(names)]  # all wrong: a report shows the mistakes with their classes
     made = datasets.Dataset.from_dict({"row": range(len(cells)), "label": truth, "logits": logits.tolist()})
-    texts = {"test": DecodedTexts(found.test, found.tokenizer)}
-    config = RunConfig()
+    shown = {"test": Shown(found.test, found.tokenizer)}
+    config = resolved(RunConfig(), found.test.features)
     config.eval.metrics = ["accuracy"]
-    split = score(config, {"test": made}, names, texts, {"result": {"run_folder": "run"}})[0]["test"]
+    whole = score(config, {"test": made}, names, shown, {"result": {"run_folder": "run"}})[0]["test"]
+    split = whole["sections"][0]["values"]
     assert len(split["mistakes"]) == len(cells)
     for mistake in split["mistakes"]:
         cell, name = cells[sentences.index(mistake["text"])], mistake["true"]

@@ -34,8 +34,8 @@ def test_a_tokenizer_that_knows_them_as_words_is_told_so_with_the_row(unigram):
     with pytest.raises(UserError, match=r"^train\.csv, row 2: the text contains </s>, .*data\.special_tokens=control$"):
         tokenize(rows(TEXTS), unigram, None)
     read_specials_as(unigram, "control")  # the way out
-    found, _ = tokenize(rows(TEXTS), unigram, None)
-    assert [ids.tolist().count(1) for ids in found["input_ids"]] == [1, 2, 1]
+    found, _, _ = tokenize(rows(TEXTS), unigram, None)
+    assert [ids.count(1) for ids in found["input_ids"].to_pylist()] == [1, 2, 1]
 
 
 def test_a_tokenizer_that_can_split_them_does(unigram):
@@ -45,6 +45,6 @@ def test_a_tokenizer_that_can_split_them_does(unigram):
         [pre_tokenizers.Punctuation(), pre_tokenizers.Metaspace()]
     )
     read_specials_as(unigram, "text")
-    found, _ = tokenize(rows(TEXTS), unigram, None)
-    assert [ids.tolist().count(1) for ids in found["input_ids"]] == [1, 1, 1]
-    assert not any(0 in ids.tolist() for ids in found["input_ids"])
+    found, _, _ = tokenize(rows(TEXTS), unigram, None)
+    assert [ids.count(1) for ids in found["input_ids"].to_pylist()] == [1, 1, 1]
+    assert not any(0 in ids for ids in found["input_ids"].to_pylist())

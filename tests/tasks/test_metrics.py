@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
 
-from skytune.config import METRICS, ConfigError, EvalConfig, UserError
+from skytune.config import METRICS, MORE, ConfigError, EvalConfig, UserError
 from skytune.tasks import metrics
 
 SOURCE = Path(metrics.__file__).parents[3]
@@ -44,7 +45,7 @@ def test_same_numbers_as_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> 
     logits, labels = sample
     classes = logits.shape[1]
     predicted = logits.argmax(1)
-    found = metrics.compute(list(METRICS), {}, logits, labels)
+    found = metrics.compute([*METRICS, *MORE], {}, logits, labels)
     options = {"zero_division": 0, "average": "binary" if classes == 2 else "macro"}
     odds = np.exp(logits.astype("float64"))
     expected = {
@@ -55,11 +56,23 @@ def test_same_numbers_as_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> 
         "matthews": sk.matthews_corrcoef(labels, predicted),
         "loss": sk.log_loss(labels, odds / odds.sum(axis=1, keepdims=True), labels=range(classes)),
         "n_rows": len(labels),
+        "f1_macro": sk.f1_score(labels, predicted, average="macro", zero_division=0),
     }
-    if classes == 2 and len(set(labels.tolist())) == 2:
-        expected["roc_auc"] = sk.roc_auc_score(labels, logits[:, 1] - logits[:, 0])
-    else:
-        assert math.isnan(found.pop("roc_auc"))
+    for name in ("f1", "precision", "recall"):
+        score = getattr(sk, f"{name}_score")
+        expected[f"{name}_weighted"] = score(labels, predicted, average="weighted", zero_division=0)
+    shares = softmax(logits.astype("float64"), axis=1)
+    there = [n for n in range(classes) if 0 < (labels == n).sum() < len(labels)]
+    areas = {"roc_auc": sk.roc_auc_score, "pr_auc": sk.average_precision_score}
+    for name, area in areas.items():
+        if not there:
+            assert math.isnan(found.pop(name))
+        elif classes == 2:
+            expected[name] = area(labels, logits[:, 1] - logits[:, 0])
+        else:  # scikit-learn itself wants rows of every class
+            expected[name] = np.mean([area(labels == n, shares[:, n]) for n in there])
+            if len(there) == classes and name == "roc_auc":
+                assert found[name] == pytest.approx(area(labels, shares, multi_class="ovr"), abs=1e-9)
     assert found == pytest.approx(expected, abs=1e-12)
 
 

@@ -9,6 +9,7 @@ from .schema.evaluation import (
     ENTITIES,
     ERRORS,
     METRICS,
+    MORE,
     PACKAGED,
     CheckpointConfig,
     EvalConfig,
@@ -28,7 +29,7 @@ from .schema.strategy import (
     StrategyName,
 )
 from .schema.study import BenchmarkConfig, Held, PriceSource
-from .schema.task import TaskConfig
+from .schema.task import LossConfig, TaskConfig
 from .schema.training import (
     BatchConfig,
     LoaderConfig,

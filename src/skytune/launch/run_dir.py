@@ -72,6 +72,10 @@ def decisive(config: RunConfig) -> dict[str, Any]:
                 del here[name]
     values["debug"] = {"overfit": config.debug.overfit}
     values["eval"] = {key: value for key, value in values["eval"].items() if key not in UNDECISIVE_EVAL}
+    if config.loss.is_plain:
+        del values["loss"]
+    if config.eval.threshold is None:
+        del values["eval"]["threshold"]
     if own := deciding_metrics(config):
         values["eval"]["deciding"] = own
     if not config.callbacks:  # they alone see it

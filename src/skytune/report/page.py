@@ -29,6 +29,7 @@ TITLES = {
     "entity_f1": "entity F1",
     "f1_micro": "F1 (micro)",
     "roc_auc": "ROC-AUC",
+    "pr_auc": "PR-AUC",
     "rmse": "RMSE",
     "mae": "MAE",
     "r2": "R²",
@@ -73,7 +74,7 @@ def build_report(
             for name, value in links.items()
             if value
         },
-        metric_names=_metric_names(evaluations, len(labels)),
+        metric_names=list(dict.fromkeys(name for found in evaluations.values() for name in found["metrics"])),
         evaluations={name: _drawn(found) for name, found in ordered.items()},
         charts=_charts(history, training, list(evaluations[headline]["headline"]) if headline else []),
         facts=run_facts(training),
@@ -121,12 +122,6 @@ def _subtitle(training: dict[str, Any], what: str, config: dict[str, Any]) -> st
     if training.get("world_size"):
         parts.append(f"{training['world_size']} × {training.get('device', '?')}")
     return " · ".join(str(part) for part in parts if part)
-
-
-def _metric_names(evaluations: dict[str, dict[str, Any]], classes: int) -> list[str]:
-    names = dict.fromkeys(name for found in evaluations.values() for name in found["metrics"])
-    # With more than two classes there is no such number; a column of n/a would say that it failed.
-    return [name for name in names if not (name == "roc_auc" and classes != 2)]
 
 
 def _drawn(found: dict[str, Any]) -> dict[str, Any]:

@@ -102,9 +102,14 @@ def resolved(config: RunConfig, features: Mapping[str, Any]) -> RunConfig:
     if not task.fits(features):
         other = f": they are {fitting[0].name}'s" if fitting else ""
         raise ConfigError(f"task={task.name} does not learn from the labels that the data was prepared with{other}")
+    if not (config.loss.is_plain or task.weighs_classes):
+        raise ConfigError(f"loss.*: task={task.name} has a loss of its own; leave these keys out")
+    if config.eval.threshold is not None and task.tune is None:
+        raise ConfigError(f"eval.threshold={config.eval.threshold}: task={task.name} has no thresholds")
     metrics = list(task.metrics) if config.eval.metrics is None else config.eval.metrics
-    if lacking := [metric for metric in metrics if metric in PACKAGED and metric not in task.metrics]:
-        raise ConfigError(f"eval.metrics: task={task.name} has no {lacking[0]}; it has: {', '.join(task.metrics)}")
+    known = (*task.metrics, *task.more_metrics)
+    if lacking := [metric for metric in metrics if metric in PACKAGED and metric not in known]:
+        raise ConfigError(f"eval.metrics: task={task.name} has no {lacking[0]}; it has: {', '.join(known)}")
     main = next(iter([*(m for m in task.metrics[:1] if m in metrics), *metrics]), "loss")
     checkpoint = config.checkpoint
     if checkpoint.metric == AUTO:

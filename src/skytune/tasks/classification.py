@@ -8,7 +8,7 @@ import numpy as np
 
 from skytune.config import UserError
 
-from .metrics import compute
+from .metrics import compute, decided
 
 BINS = 15
 TEXT_LIMIT = 2000
@@ -23,6 +23,7 @@ def evaluate_split(
     extra: dict[str, dict[str, Any]],
     texts: Sequence[Any] | None = None,
     confusions: int = 10,
+    threshold: float | None = None,
 ) -> dict[str, Any]:
     """Score one split.
 
@@ -33,13 +34,14 @@ def evaluate_split(
         metrics: as in `skytune.tasks.metrics.compute`.
         extra: likewise.
         texts: n texts (or pairs of texts), shown with the mistakes.
+        threshold: as in `compute`.
         confusions: how many of the most confident mistakes are kept.
 
     Returns:
         `metrics` (by name; None where a number is not defined) and `n_rows`; `classes`: name, precision, recall, f1,
-        support and predicted rows of each; `confusion`: counts [k][k], row = true class; `calibration`: see
-        `calibration`; `mistakes`: row, text, true and predicted class and their probabilities, most confident first;
-        `n_mistakes`.
+        support and predicted rows of each; `averages` of them; `confusion`: counts [k][k], row = true class;
+        `calibration`: see there; `mistakes`: row, text, true and predicted class and their probabilities, most
+        confident first; `n_mistakes`.
 
     Raises:
         UserError: rows that cannot be scored, or a metric that fails; see `skytune.tasks.metrics.compute`.
@@ -47,7 +49,7 @@ def evaluate_split(
     from scipy.special import softmax
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-    scored = compute(metrics, extra, logits, labels)
+    scored = compute(metrics, extra, logits, labels, threshold)
     truth = np.asarray(labels).astype(np.int64)
     classes = np.asarray(logits).shape[1]
     if len(class_names) != classes:
@@ -55,7 +57,7 @@ def evaluate_split(
     if texts is not None and len(texts) != len(truth):
         raise UserError(f"{len(texts)} texts for {len(truth)} predictions: they are not of the same split")
     probabilities = softmax(np.asarray(logits, dtype=np.float64), axis=1)
-    predicted = np.asarray(logits).argmax(axis=1)
+    predicted = decided(np.asarray(logits, dtype=np.float64), threshold)
     confusion = confusion_matrix(truth, predicted, labels=range(classes))
     columns = precision_recall_fscore_support(truth, predicted, labels=range(classes), zero_division=0)
     table = dict(zip(("precision", "recall", "f1", "support"), columns, strict=True))
@@ -67,11 +69,24 @@ def evaluate_split(
         "classes": [
             {"name": names[i], **{column: values[i].item() for column, values in table.items()}} for i in range(classes)
         ],
+        "averages": _averages(truth, predicted),
         "confusion": confusion.tolist(),
         "calibration": calibration(probabilities, truth),
-        "mistakes": _mistakes(probabilities, truth, names, texts, confusions),
+        "mistakes": _mistakes(probabilities, predicted, truth, names, texts, confusions),
         "n_mistakes": int(np.sum(predicted != truth)),
     }
+
+
+def _averages(truth: np.ndarray, predicted: np.ndarray) -> list[dict[str, Any]]:
+    """Return precision, recall and F1 as macro and as weighted averages."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    found = []
+    for kind in ("macro", "weighted"):
+        values = precision_recall_fscore_support(truth, predicted, average=kind, zero_division=0)[:3]
+        numbers = zip(("precision", "recall", "f1"), map(float, values), strict=True)
+        found.append({"name": f"{kind} average", **dict(numbers)})
+    return found
 
 
 def calibration(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> dict[str, Any]:
@@ -113,9 +128,14 @@ def wilson(right: float, rows: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def _mistakes(
-    probabilities: np.ndarray, labels: np.ndarray, names: list[str], texts: Sequence[Any] | None, count: int
+    probabilities: np.ndarray,
+    predicted: np.ndarray,
+    labels: np.ndarray,
+    names: list[str],
+    texts: Sequence[Any] | None,
+    count: int,
 ) -> list[dict[str, Any]]:
-    predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    confidence = probabilities[np.arange(len(predicted)), predicted]
     wrong = np.flatnonzero(predicted != labels)
     first = wrong[np.argsort(-confidence[wrong], kind="stable")][:count]
     return [

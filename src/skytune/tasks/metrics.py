@@ -7,11 +7,12 @@ Importing this costs nothing; making the first metric imports scikit-learn and `
 import functools
 import importlib
 import inspect
+import math
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Number
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,9 @@ FUNCTIONS = {
 }
 """Of `sklearn.metrics`, by our name."""
 
+AREAS = {"roc_auc": "roc_auc_score", "pr_auc": "average_precision_score"}
+"""Areas under a curve, of `sklearn.metrics`."""
+
 AVERAGED = ("f1", "precision", "recall")
 NUMBERS = (*ERRORS, *CORRELATIONS)
 SETS = "sets_"
@@ -38,25 +42,31 @@ SETS = "sets_"
 
 
 def compute(
-    metrics: list[str], extra: dict[str, dict[str, Any]], logits: np.ndarray, labels: np.ndarray
+    metrics: list[str],
+    extra: dict[str, dict[str, Any]],
+    logits: np.ndarray,
+    labels: np.ndarray,
+    threshold: float | None = None,
 ) -> dict[str, float]:
     """Return every metric of one split by name, plus `loss` (mean cross-entropy in nats) and `n_rows`.
 
     The predicted class is the one with the largest logit, the first of equals. With two columns of logits, F1,
-    precision and recall are those of class 1; with more they are macro averages. ROC-AUC is NaN where it is not
-    defined: more than two classes, or only one class among the labels.
+    precision and recall are those of class 1; with more they are macro averages. ROC-AUC and PR-AUC (average
+    precision) of more classes are the means of one class against the rest, over those that have rows and are not all
+    rows; NaN where there is none.
 
     Args:
         metrics: names out of `skytune.config.METRICS`, folders of `evaluate` modules, or names of the Hub's.
         extra: the user's own, by name: `{_target_: package.module.function, ...}`; see `run_target`.
         logits: [n, k], any float type; computed in float64.
         labels: [n], class numbers from 0 to k - 1.
+        threshold: probability from which the second of two classes is predicted; None: the more probable one is.
 
     Raises:
         UserError: no rows; a label below 0 (unlabelled) or of no class; logits that are not finite; a metric that
             fails or returns something else than numbers, by name.
     """
-    inputs = Inputs.checked(logits, labels)
+    inputs = replace(Inputs.checked(logits, labels), threshold=threshold)
     return {**measure(metrics, extra, inputs, lambda name: _packaged(name, inputs)), "n_rows": len(inputs.labels)}
 
 
@@ -113,6 +123,9 @@ class Inputs:
     labels: np.ndarray
     """[n], int64."""
 
+    threshold: float | None = None
+    """Probability from which the second of two classes is predicted."""
+
     @classmethod
     def checked(cls, logits: np.ndarray, labels: np.ndarray) -> "Inputs":
         """Return the rows, or say what is wrong with them.
@@ -153,17 +166,51 @@ class Inputs:
     @functools.cached_property
     def predictions(self) -> np.ndarray:
         """Predicted classes, int64 [n]."""
-        return self.logits.argmax(axis=1)
+        return decided(self.logits, self.threshold)
 
     @property
     def binary(self) -> bool:
         """True for two classes."""
         return self.logits.shape[1] == 2
 
+    @functools.cached_property
+    def shares(self) -> np.ndarray:
+        """Probabilities, float64 [n, k]."""
+        from scipy.special import softmax
+
+        return np.asarray(softmax(self.logits, axis=1))
+
     @property
     def scores(self) -> np.ndarray:
         """The log-odds of class 1 in a two-class task, float64 [n]."""
         return self.logits[:, 1] - self.logits[:, 0]
+
+
+def decided(logits: np.ndarray, threshold: float | None) -> np.ndarray:
+    """Return the predicted class of every row, int64 [n]; see `compute`."""
+    if threshold is None:
+        return np.asarray(logits.argmax(axis=1))
+    return (logits[:, 1] - logits[:, 0] >= math.log(threshold / (1 - threshold))).astype(np.int64)
+
+
+def best_threshold(odds: np.ndarray, truth: np.ndarray) -> float:
+    """Return the probability from which on rows are to count as a class for the best F1.
+
+    Halfway between two rows' log-odds, so that rounding decides nothing; 0.5 where the class has no rows.
+
+    Args:
+        odds: [n], log-odds of the class.
+        truth: [n], whether it holds.
+    """
+    if not truth.any():
+        return 0.5
+    order = np.argsort(-odds, kind="stable")
+    sure, right = odds[order], np.cumsum(truth[order])
+    f1 = 2 * right / (np.arange(1, len(order) + 1) + truth.sum())
+    f1[:-1][sure[:-1] == sure[1:]] = -1  # no threshold parts equals
+    best = int(f1.argmax())
+    cut = (sure[best] + sure[best + 1]) / 2 if best + 1 < len(sure) else sure[best] - 1
+    return float(np.clip(1 / (1 + np.exp(-cut)), 1e-6, 1 - 1e-6))
 
 
 def run_target(name: str, spec: dict[str, Any], inputs: Any) -> dict[str, float]:
@@ -248,13 +295,20 @@ def module_script(name: str) -> Path:
 
 
 def _packaged(name: str, inputs: Inputs) -> dict[str, float]:
-    if name == "roc_auc":
-        if not inputs.binary:
-            return {name: float("nan")}
-        return packaged(name).compute(prediction_scores=inputs.scores, references=inputs.labels)
-    options = {"average": "binary" if inputs.binary else "macro"} if name in AVERAGED else {}
+    if name in AREAS:
+        if inputs.binary:
+            return packaged(name).compute(prediction_scores=inputs.scores, references=inputs.labels)
+        shares = inputs.shares
+        there = [
+            n for n, rows in enumerate(np.bincount(inputs.labels, minlength=shares.shape[1])) if 0 < rows < len(shares)
+        ]
+        areas = [packaged(name).compute(prediction_scores=shares[:, n], references=inputs.labels == n) for n in there]
+        return {name: float(np.mean([area[name] for area in areas])) if areas else float("nan")}
+    kind, _, average = name.partition("_")
+    options = {"average": average or ("binary" if inputs.binary else "macro")} if kind in AVERAGED else {}
     given = inputs.logits if name == "loss" else inputs.predictions
-    return packaged(name).compute(predictions=given, references=inputs.labels, **options)
+    found = packaged(kind if options else name).compute(predictions=given, references=inputs.labels, **options)
+    return {name: next(iter(found.values()))}
 
 
 def add(results: dict[str, float], found: dict[str, float], key: str) -> None:
@@ -348,7 +402,7 @@ def packaged(name: str) -> Any:
     """Return a packaged metric (of `skytune.config.PACKAGED`, or `loss`) as an `evaluate.Metric`.
 
     Its `compute` takes `references` (n class numbers) and `predictions`: n class numbers, logits [n, k] for `loss`.
-    `roc_auc` takes `prediction_scores` (n numbers, higher for class 1) instead, as the Hub's does, and `f1`,
+    `roc_auc` and `pr_auc` take `prediction_scores` (n numbers, higher for class 1) instead, as the Hub's do, and `f1`,
     `precision` and `recall` take `average` ("binary": class 1 alone; "macro"). Those of numbers take n numbers. What is
     undefined is 0, the area under a curve and a correlation NaN. Arrays go to scikit-learn and SciPy as they are, and
     nothing is written: rows added before are held in memory.
@@ -357,11 +411,11 @@ def packaged(name: str) -> Any:
 
     evaluate: Any = import_evaluate()
     Metric: Any = evaluate.Metric
-    scored = "prediction_scores" if name == "roc_auc" else "predictions"
+    scored = "prediction_scores" if name in AREAS else "predictions"
     truth: Any = Value("float64" if name in NUMBERS else "int64")
     if name in ENTITIES or name.startswith(SETS):
         truth = Sequence(Value("string" if name in ENTITIES else "int64"))
-    kind: Any = {"loss": Sequence(Value("float64")), "roc_auc": Value("float64")}.get(name, truth)
+    kind: Any = {"loss": Sequence(Value("float64")), **dict.fromkeys(AREAS, Value("float64"))}.get(name, truth)
     layout = "numpy" if all(isinstance(part, Value) for part in (kind, truth)) else None
     features = Features({scored: kind, "references": truth})
     measured: Callable[..., float] = _score
@@ -395,6 +449,8 @@ def _of_sets(name: str, truth: np.ndarray, found: np.ndarray) -> float:
 
     kind, _, average = name.removeprefix(SETS).partition("_")
     function = getattr(metrics, FUNCTIONS[kind])
+    if truth.shape[1] == 1:  # scikit-learn takes one column for two classes
+        return float(function(truth[:, 0], found[:, 0], zero_division=0))
     return float(function(truth, found, average=average or "macro", zero_division=0))
 
 
@@ -447,11 +503,11 @@ def _score(name: str, truth: np.ndarray, scores: np.ndarray, average: str = "bin
         return float(-np.mean(log_softmax(scores.astype(np.float64), axis=1)[np.arange(len(truth)), truth]))
     from sklearn import metrics
 
-    if name == "roc_auc":
+    if name in AREAS:
         if len(np.unique(truth)) < 2:
             return float("nan")
         # A class that is ruled out has infinite odds.
-        return float(metrics.roc_auc_score(truth, np.nan_to_num(scores, posinf=1e300, neginf=-1e300)))
+        return float(getattr(metrics, AREAS[name])(truth, np.nan_to_num(scores, posinf=1e300, neginf=-1e300)))
     # Each pair of classes once, with its count as weight: scikit-learn takes 15 ms for 100,000 rows, for each metric.
     if truth.shape != scores.shape:
         raise ValueError(f"{scores.shape} predictions and {truth.shape} references do not pair up")

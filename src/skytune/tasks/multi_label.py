@@ -16,7 +16,7 @@ from ..data.targets import Encoded, inputs
 from ..data.tokens import with_labels
 from ..models.head import Head
 from ..models.outputs import logits_of
-from .metrics import Answers, measure, packaged
+from .metrics import Answers, best_threshold, measure, packaged
 from .task import Collected, Scored, Scoring, Section, Task, dense
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ def fits(features: Mapping[str, Any]) -> bool:
 
 def model(config: RunConfig, names: list[str], train: TokenTable | None) -> Head:
     """Return a head with a question a class."""
-    return Head(settings={"problem_type": "multi_label_classification"})
+    threshold = config.eval.threshold
+    own = {THRESHOLDS: [threshold] * len(names)} if isinstance(threshold, float) else {}
+    return Head(settings={"problem_type": "multi_label_classification", **own})
 
 
 def collect(output: Any, batch: Mapping[str, "torch.Tensor"], head: Head) -> np.ndarray:
@@ -128,6 +130,13 @@ def collect(output: Any, batch: Mapping[str, "torch.Tensor"], head: Head) -> np.
     if found.ndim != 2 or len(found) != rows:
         raise UserError(f"the model returned logits of shape {list(found.shape)} for {rows} rows")
     return np.asarray(found.float().cpu().numpy())
+
+
+def tune(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) -> dict[str, Any]:
+    """Return the threshold of each class with its best F1."""
+    logits, truth = dense(collected, np.float64), dense(targets, np.int64)
+    places = range(len(scoring.names))
+    return {THRESHOLDS: [best_threshold(logits[:, place], truth[:, place] == 1) for place in places]}
 
 
 def thresholds_of(scoring: Scoring) -> np.ndarray:
@@ -189,7 +198,11 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
 def _by_class(scoring: Scoring, found: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
     from sklearn.metrics import precision_recall_fscore_support
 
-    columns = precision_recall_fscore_support(truth, found, average=None, zero_division=0)
+    each = [
+        precision_recall_fscore_support(a, b, labels=[1], zero_division=0)
+        for a, b in zip(truth.T, found.T, strict=True)
+    ]
+    columns = [np.concatenate(column) for column in zip(*each, strict=True)]
     values = zip(scoring.names, *(column.tolist() for column in columns), thresholds_of(scoring).tolist(), strict=True)
     return {
         "columns": ["class", "precision", "recall", "F1", "rows", "threshold"],
@@ -231,6 +244,7 @@ TASK = Task(
     targets=SetTargets.find,
     model=model,
     collect=collect,
+    tune=tune,
     score=score,
     predicted=predicted,
 )

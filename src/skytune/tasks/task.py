@@ -123,7 +123,7 @@ def every_row(table: TokenTable) -> None:
 
 
 def own_head(config: RunConfig, names: list[str], train: TokenTable | None) -> Head:
-    """Return the head of one class a row, with the model's own loss."""
+    """Return the head of one class a text, with the model's own loss."""
     return Head()
 
 
@@ -137,6 +137,9 @@ class Task(Reading):
 
     metrics: tuple[str, ...]
     """The numbers that `score` has; all of them where `eval.metrics` is empty. The first is the main one."""
+
+    more_metrics: tuple[str, ...] = ()
+    """Further ones that `eval.metrics` may name."""
 
     pipeline: str = ""
     """What `transformers.pipeline` calls it; empty where it has none."""
@@ -162,6 +165,13 @@ class Task(Reading):
     """What is said of a split; `metrics` always has `loss`.
 
     Raises UserError where it cannot be scored."""
+
+    tune: Callable[[Collected, "np.ndarray | Ragged", Scoring], dict[str, Any]] | None = None
+    """Settings of the head (thresholds) that are chosen on the validation split when training is over, where
+    `eval.threshold=f1` asks for it; None: it has none."""
+
+    weighs_classes: bool = False
+    """Whether `loss.*` means something to it."""
 
     predicted: Callable[[Collected, Scoring], dict[str, list[Any]]] = no_columns
     """New columns for a table whose rows were predicted, by name."""

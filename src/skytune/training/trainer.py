@@ -92,12 +92,22 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         trained = _train(jobdir, job, task, head, world, strategy, tables, phases, at_once, work, started)
     status = "preempted" if trained is not None and trained.run.preempted else "completed"
     if status == "completed":
+        known: dict[str, tuple[np.ndarray, Ragged]] = {}
         if trained is not None:
+            if config.eval.threshold == "f1" and task.tune is not None:
+                with phases.time("predict_s"):
+                    known["validation"] = _predict_split(
+                        strategy, tables["validation"], world, collect, config, at_once
+                    )
+                rows, found = known["validation"]
+                scoring = Scoring.of(config.eval, job.labels, settings=head.settings)
+                chosen = task.tune(found, taken(targets_of(tables["validation"], "validation"), rows), scoring)
+                head = replace(head, settings={**head.settings, **chosen})
             with phases.time("save_s"):
-                _save(jobdir, job, world, strategy, shapes)
+                _save(jobdir, job, world, strategy, shapes, head)
         with phases.time("predict_s"):
             for name in job.evaluation:
-                rows, found = _predict_split(strategy, tables[name], world, collect, config, at_once)
+                rows, found = known.get(name) or _predict_split(strategy, tables[name], world, collect, config, at_once)
                 if world.main:
                     targets = targets_of(tables[name], name) if "labels" in tables[name].columns else None
                     write_predictions(jobdir.predictions(name), rows, targets, found)
@@ -261,7 +271,9 @@ def _predict_split(
         )
 
 
-def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]]) -> None:
+def _save(
+    jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]], head: Head
+) -> None:
     """Write the model under a temporary name, then put it in its place."""
     from .. import models
 
@@ -269,6 +281,7 @@ def _save(jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: di
     if model is None or not world.main:
         return
     refuse_partial(model, shapes)
+    models.give_settings(model, head.settings)
     temporary = jobdir.model.with_name(".model.part")
     tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None
     models.save_model(model, temporary, tokenizer)

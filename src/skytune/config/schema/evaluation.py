@@ -21,7 +21,10 @@ SETS = ("f1_micro",)
 ENTITIES = ("entity_f1", "entity_precision", "entity_recall")
 """Metrics of entities."""
 
-PACKAGED = (*METRICS, *ERRORS, *CORRELATIONS, *SETS, *ENTITIES)
+MORE = ("pr_auc", "f1_macro", "f1_weighted", "precision_weighted", "recall_weighted")
+"""Of classification too, where `eval.metrics` names them."""
+
+PACKAGED = (*METRICS, *MORE, *ERRORS, *CORRELATIONS, *SETS, *ENTITIES)
 """Metrics of all tasks that ship with the package."""
 
 SMALLER = ("loss", *ERRORS)
@@ -42,12 +45,18 @@ class EvalConfig:
     """Rows computed at once, per process, when nothing is learned."""
 
     metrics: list[str] | None = None
-    """Metrics by name: accuracy, f1, precision, recall, matthews, roc_auc; the folder of an `evaluate` module; or the
-    name of one on the Hub, whose code is then run. Empty means all that the task has."""
+    """Metrics by name; the folder of an `evaluate` module; or the name of one on the Hub, whose code is then run. Empty
+    means the task's own; of single classes accuracy, f1, precision, recall, matthews and roc_auc. There are pr_auc,
+    f1_macro, f1_weighted, precision_weighted and recall_weighted, too."""
 
     extra_metrics: dict[str, Any] = field(default_factory=dict)
     """Your own, by name: `{_target_: package.module.function, ...}`, called with `predictions` and `references`
     (lists of ints), returning a number or a dict of numbers; an `evaluate.Metric` class works too."""
+
+    threshold: Any = None
+    """Where a class begins to hold: a probability, or `f1`, which chooses it on the validation split when training is
+    over (of several classes a row, one each) and keeps it in the model's config.json. Of two classes it is that of the
+    second. Empty means the more probable class, and 0.5 for several classes a row."""
 
     sets: dict[str, str] = field(default_factory=dict)
     """Further evaluation sets by name: split names or files, like `data.validation`. Scored at the end."""
@@ -55,6 +64,9 @@ class EvalConfig:
     def __post_init__(self) -> None:
         at_least(self, "eval", 0, "every_epochs", "every_steps")
         at_least(self, "eval", 1, "batch_size")
+        number = isinstance(self.threshold, float) and 0 < self.threshold < 1
+        if self.threshold not in (None, "f1") and not number:
+            raise ConfigError(f"eval.threshold={self.threshold}: must be f1, or a probability between 0 and 1")
         for name in self.metrics or ():
             if name not in PACKAGED and (not name or ("/" not in name and get_close_matches(name, PACKAGED, 1, 0.5))):
                 raise ConfigError(

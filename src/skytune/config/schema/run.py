@@ -14,7 +14,7 @@ from .evaluation import PACKAGED, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
 from .study import BenchmarkConfig
-from .task import TaskConfig
+from .task import LossConfig, TaskConfig
 from .tracking import TrackerConfig
 from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
 
@@ -110,6 +110,9 @@ class RunConfig:
 
     task: TaskConfig = field(default_factory=TaskConfig)
     """What is learned."""
+
+    loss: LossConfig = field(default_factory=LossConfig)
+    """How far off an answer is."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """Which network."""

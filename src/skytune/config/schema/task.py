@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks import together
+from ..checks import at_least, below_one, together
 from ..errors import ConfigError
 
 AUTO = "auto"
@@ -34,3 +34,35 @@ class TaskConfig:
     def is_first(self) -> bool:
         """Whether this is one class a text, of which run keys from before there were several tasks say nothing."""
         return self._target_ is None and self.name in (AUTO, FIRST)
+
+
+@dataclass(kw_only=True)
+class LossConfig:
+    """How far off an answer is, where it is one class: cross-entropy, unless something here is set. Scores have the
+    plain cross-entropy as their `loss` all the same."""
+
+    class_weights: Any = None
+    """How much a row of each class counts: `balanced` (as much less as there are more of them: rows / (classes * rows
+    of the class)), or a list of numbers in the order of the classes."""
+
+    label_smoothing: float = 0.0
+    """Share of the right answer that is spread over all classes (Szegedy et al. 2016)."""
+
+    focal_gamma: float = 0.0
+    """Focal loss: rows that are right already count less, by (1 - probability of their class) to this power (Lin et al.
+    2017; 2 there). 0 switches it off."""
+
+    def __post_init__(self) -> None:
+        below_one(self, "loss", "label_smoothing")
+        at_least(self, "loss", 0, "focal_gamma")
+        weights = self.class_weights
+        numbers = (
+            isinstance(weights, list) and all(type(w) in (int, float) and w >= 0 for w in weights) and any(weights)
+        )
+        if weights not in (None, "balanced") and not numbers:
+            raise ConfigError(f"loss.class_weights={weights}: must be balanced, or numbers as in [1,2.5]")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is cross-entropy as it stands."""
+        return self == LossConfig()
