@@ -97,6 +97,15 @@ def as_numbers(rows: Rows, width: int | None = None) -> tuple[np.ndarray, np.nda
     return found, missing
 
 
+def as_lists(rows: Rows, column: Any) -> list[list[Any] | None]:
+    """Return every row as a list: as it stands, or cut at blanks."""
+    found = column.to_pylist()
+    for row, value in enumerate(found):
+        if value is not None and not isinstance(value, str | list):
+            raise UserError(f"{rows.where(row)}: {str(value)[:40]} is neither a list nor a text with blanks")
+    return [value.split() if isinstance(value, str) else value for value in found]
+
+
 def _blank(column: Any) -> np.ndarray:
     """Return which values are null, not a number, or a text of nothing but white space."""
     kind = column.type

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from .. import data, models
 from ..config import DataSource, Pipeline, RunConfig, UserError, to_dict
-from ..config.schema.task import AUTO
 from ..config.schema.tracking import refuse_missing_trackers
 from ..config.targets import locate
 from ..config.trust import approve, flat
@@ -32,7 +31,7 @@ def validated(config: RunConfig) -> RunConfig:
                 f"pipeline=merge checkpoint={config.model.name} makes one model of both"
             )
     config = _resolved(config)
-    if config.task.name != AUTO or config.task._target_:
+    if not config.task.is_auto:
         find(config.task)
     if config.model._target_:
         locate(config.model._target_, "model._target_")
@@ -62,6 +61,6 @@ def _resolved(config: RunConfig) -> RunConfig:
     if saved.target:  # a network of the user's own; its tokenizer, where it has one, lies beside it all the same
         model = replace(model, _target_=saved.target, tokenizer=saved.folder if saved.tokenizer else None)
     trained_for = of_saved(saved, f"checkpoint={config.checkpoint.path}")
-    if config.task.name == AUTO and not config.task._target_:
+    if config.task.is_auto:
         config = replace(config, task=replace(config.task, name=trained_for))
     return replace(config, model=model)

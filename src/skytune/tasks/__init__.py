@@ -59,7 +59,7 @@ def find(config: TaskConfig) -> Task:
 
 def chosen(config: TaskConfig, data: DataConfig, model: ModelConfig) -> Task:
     """Return the task that a configuration names, or, for `auto`, the one that columns and model ask for; say which."""
-    if config._target_ or config.name != AUTO:
+    if not config.is_auto:
         return find(config)
     name, why = choose(data, model)
     log.info("task: %s, because %s (task=NAME decides otherwise)", name, why)
@@ -94,7 +94,7 @@ def resolved(config: RunConfig, features: Mapping[str, Any]) -> RunConfig:
     """
     name, own = config.task.name, config.task._target_ is not None
     fitting = [task for task in TASKS.values() if task.fits(features)]
-    if not own and name == AUTO:
+    if config.task.is_auto:
         if not fitting:
             raise ConfigError(f"task=auto: no task learns from labels of the type {features.get('labels')}")
         name = fitting[0].name

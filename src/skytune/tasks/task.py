@@ -37,6 +37,14 @@ class Shown(Sequence[Any]):
         """Return all columns of a row."""
         return dict(self.split[int(place if self.rows is None else self.rows[place])])
 
+    def words(self, place: int, ignored: int) -> list[str]:
+        """Return the words of a row of which each has one label, made of their tokens."""
+        row = self.row(place)
+        starts = [at for at, label in enumerate(row["labels"]) if label != ignored]
+        ends = [*starts[1:], len(row["labels"])]
+        tokens = (row["input_ids"][start:end] for start, end in zip(starts, ends, strict=True))
+        return [self.tokenizer.decode(part, skip_special_tokens=True) for part in tokens]
+
     def __getitem__(self, place: Any) -> Any:
         row = self.row(place)
         if self.tokenizer is None or "input_ids" not in row:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..config import DataConfig, RunConfig, UserError
-from ..data.answers import absent, lacks_label
+from ..data.answers import absent, as_lists, lacks_label
 from ..data.batches import IGNORED, Ragged, TokenTable
 from ..data.columns import Column, Columns
 from ..data.rows import Rows
@@ -18,7 +18,7 @@ from ..data.targets import Encoded
 from ..data.tokens import as_table, with_labels
 from ..models.head import Head
 from ..models.outputs import logits_of
-from .metrics import Answers, measure, packaged
+from .metrics import Answers, entities, measure, packaged
 from .task import Collected, Scored, Scoring, Section, Shown, Task
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def columns(config: DataConfig) -> Columns:
 
 def arrange(rows: Rows, config: DataConfig) -> Rows:
     """Return rows whose words (and tags) are lists, and name those in which they do not fit together."""
-    words = _lists(rows, rows.more[WORDS])
-    tags = None if rows.label is None else _lists(rows, rows.label)
+    words = as_lists(rows, rows.more[WORDS])
+    tags = None if rows.label is None else as_lists(rows, rows.label)
     named = rows.names or []
     odd = dict(rows.odd)
     for row, (found, told) in enumerate(zip(words, tags or [None] * len(words), strict=True)):
@@ -51,15 +51,6 @@ def arrange(rows: Rows, config: DataConfig) -> Rows:
             odd[row] = wrong
     text = pa.chunked_array([pa.array([" ".join(map(str, found or [])) for found in words], pa.large_string())])
     return replace(rows, text=text, more={**rows.more, WORDS: _column(words)}, label=tags and _column(tags), odd=odd)
-
-
-def _lists(rows: Rows, column: Any) -> list[list[Any] | None]:
-    """Return every row as a list: as it stands, or cut at blanks."""
-    found = column.to_pylist()
-    for row, value in enumerate(found):
-        if value is not None and not isinstance(value, str | list):
-            raise UserError(f"{rows.where(row)}: {str(value)[:40]} is neither a list nor a text with blanks")
-    return [value.split() if isinstance(value, str) else value for value in found]
 
 
 def _column(values: list[Any]) -> pa.ChunkedArray:
@@ -98,20 +89,16 @@ class TagTargets:
     def encode(self, rows: Rows) -> Encoded:
         """See `data.targets.Targets`."""
         place = {name: number for number, name in enumerate(self.names)}
-        count, nothing = len(rows), np.zeros(len(rows), np.int64)
-        tags = [None] * count if rows.label is None else rows.label.to_pylist()
-        for row, told in enumerate(tags):
-            for tag in told or ():
-                if _name(tag, rows.names or []) not in place:
-                    has = ", ".join(self.names[:10])
-                    raise UserError(f"{rows.where(row)}: tag '{tag}' is not one of the {len(self.names)}: {has}")
-        words = rows.more[WORDS].to_pylist()
-        numbers = [
-            [0] * len(found or ()) if told is None else [place[_name(tag, rows.names or [])] for tag in told]
-            for found, told in zip(words, tags, strict=True)
-        ]
+        tags = [None] * len(rows) if rows.label is None else rows.label.to_pylist()
+        numbers = []
+        for row, (words, told) in enumerate(zip(rows.more[WORDS].to_pylist(), tags, strict=True)):
+            names = [self.names[0]] * len(words or ()) if told is None else [_name(t, rows.names or []) for t in told]
+            if odd := [name for name in names if name not in place]:
+                has = ", ".join(self.names[:10])
+                raise UserError(f"{rows.where(row)}: tag '{odd[0]}' is not one of the {len(self.names)}: {has}")
+            numbers.append([place[name] for name in names])
         missing = np.array([told is None for told in tags], dtype=bool)
-        return Encoded(pa.array(numbers, pa.list_(pa.int64())), nothing, missing)
+        return Encoded(pa.array(numbers, pa.list_(pa.int64())), np.zeros(len(rows), np.int64), missing)
 
     def about(self, encoded: Encoded) -> str:
         """See `data.targets.Targets`."""
@@ -203,6 +190,7 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
     metrics = measure(scoring.metrics, scoring.extra, Answers(predictions, references, logits), number)
     if scoring.shown is None:
         return Scored(dict(metrics), rows)
+    assert isinstance(scoring.shown, Shown)
     table = _by_type(references, predictions)
     wrong = [row for row in range(rows) if predictions[row] != references[row]]
     wrong.sort(key=lambda row: -sum(a != b for a, b in zip(predictions[row], references[row], strict=True)))
@@ -220,34 +208,19 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
 
 
 def _by_type(references: list[list[str]], predictions: list[list[str]]) -> dict[str, Any]:
-    from .metrics import entities
-
-    found = entities(references, predictions)
-    rows = [
-        [name, *(numbers[key] for key in ("precision", "recall", "f1-score", "support"))] for name, numbers in found
-    ]
+    keys = ("precision", "recall", "f1-score", "support")
+    rows = [[name, *(numbers[key] for key in keys)] for name, numbers in entities(references, predictions)]
     return {"columns": ["type", "precision", "recall", "F1", "entities"], "rows": rows}
 
 
-def _parts(shown: Any, row: int, truth: list[str], found: list[str]) -> list[dict[str, str]]:
+def _parts(shown: Shown, row: int, truth: list[str], found: list[str]) -> list[dict[str, str]]:
     """Return words with what is to be said of each: right, missed (not found), wrong (found and not there)."""
     parts = []
-    for word, true, told in zip(_words(shown, row, len(truth)), truth, found, strict=True):
+    for word, true, told in zip(shown.words(row, IGNORED), truth, found, strict=True):
         kind = "" if true == told == OUTSIDE else "right" if true == told else "missed" if told == OUTSIDE else "wrong"
         tag = told if true == told else f"{told} (true: {true})"
         parts.append({"text": word, "kind": kind, "tag": tag, "title": f"predicted {told}, true {true}"})
     return parts
-
-
-def _words(shown: Any, row: int, count: int) -> list[str]:
-    """Return the words that were scored, made of their tokens."""
-    if not isinstance(shown, Shown) or shown.tokenizer is None:
-        return ["?"] * count
-    columns = shown.row(row)
-    starts = [place for place, label in enumerate(columns["labels"]) if label != IGNORED]
-    ends = [*starts[1:], len(columns["labels"])]
-    ids = columns["input_ids"]
-    return [shown.tokenizer.decode(ids[a:b], skip_special_tokens=True) for a, b in zip(starts, ends, strict=True)]
 
 
 def predicted(collected: Collected, scoring: Scoring) -> dict[str, list[Any]]:

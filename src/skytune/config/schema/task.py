@@ -31,6 +31,11 @@ class TaskConfig:
             raise ConfigError("task.name is empty: auto goes by the data")
 
     @property
+    def is_auto(self) -> bool:
+        """Whether nobody has said which task it is."""
+        return self._target_ is None and self.name == AUTO
+
+    @property
     def is_first(self) -> bool:
         """Whether this is one class a text, of which run keys from before there were several tasks say nothing."""
         return self._target_ is None and self.name in (AUTO, FIRST)
