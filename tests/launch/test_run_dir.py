@@ -49,6 +49,11 @@ CHANGES = {
     "early_stopping.patience": 2,
     "ema.decay": 0.9,
     "schedule.scale_lr": "sqrt",
+    "task.name": "regression",
+    "loss.class_weights": "balanced",
+    "loss.label_smoothing": 0.1,
+    "loss.focal_gamma": 2.0,
+    "eval.threshold": "f1",
 }
 """Keys that decide what is learned, or which weights are handed on."""
 
@@ -194,6 +199,8 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "pipeline",
         "checkpoint.path",
         "checkpoint.mode",
+        "task._target_",
+        "task.args",
         "model.revision",
         "model.tokenizer",
         "model._target_",

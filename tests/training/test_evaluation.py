@@ -129,6 +129,8 @@ def test_logits_of_another_shape_are_refused(tokenized: Callable[..., Any], tmp_
     from skytune.config import Precision
     from skytune.data.batches import TokenTable
     from skytune.distributed.context import World
+    from skytune.models import Head
+    from skytune.tasks import TASKS
     from skytune.training.prediction import predict as rows_and_logits
 
     class Flat(torch.nn.Module):
@@ -138,4 +140,4 @@ def test_logits_of_another_shape_are_refused(tokenized: Callable[..., Any], tmp_
     world = World(0, 1, torch.device("cpu"), Precision.fp32)
     table = TokenTable(tokenized(16).with_format("arrow")[:])
     with pytest.raises(UserError, match=r"returned logits of shape \[8\] for 8 rows"):
-        rows_and_logits(Flat(), table, world, batch_size=8)
+        rows_and_logits(Flat(), table, world, TASKS["text-classification"].collector(Head()), batch_size=8)

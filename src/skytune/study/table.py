@@ -14,13 +14,13 @@ import numpy as np
 
 import skytune
 
-from ..config import METRICS, DataConfig, DataSource, RunConfig
+from ..config import DataConfig, DataSource, RunConfig
 from ..config.folders import home
 from ..job import JobDir, read_json
 from ..pricing.cost import Attempt, Cost, spent
 from ..report.scoring import write_file
-from ..tasks.metrics import compute
-from ..training.outputs import read_predictions
+from ..tasks import Scoring, find
+from ..training.outputs import load_predictions
 from .cells import Cell
 
 if TYPE_CHECKING:
@@ -190,18 +190,24 @@ def done_row(
 
 
 def quality(config: RunConfig, job: JobDir) -> dict[str, Any]:
-    """Return `accuracy`, `f1`, `loss`, `baseline_accuracy` and `eval_rows` of the validation split.
+    """Return `accuracy`, `f1`, `loss`, `baseline_accuracy` and `eval_rows` of the validation split; None where the task
+    has no such number.
 
     Raises:
         UserError: labels or logits that cannot be scored.
     """
-    _, labels, logits = read_predictions(job.predictions(SPLIT))
-    measured = METRICS if config.eval.metrics is None else config.eval.metrics
-    wanted = [str(name) for name in ("accuracy", "f1") if name in measured]
-    scores = compute(wanted, {}, logits, labels)
-    found: dict[str, Any] = {name: _number(scores.get(name)) for name in ("accuracy", "f1", "loss")}
-    share = np.bincount(labels, minlength=1).max() / max(1, len(labels))
-    return {**found, "baseline_accuracy": round(float(share), 6), "eval_rows": len(labels)}
+    done = job.job
+    task = find(done.config.task)
+    _, targets, collected = load_predictions(job.predictions(SPLIT))
+    measured = task.metrics if config.eval.metrics is None else config.eval.metrics
+    wanted = [str(name) for name in ("accuracy", "f1") if name in measured and name in task.metrics]
+    settings = (job.read_result() or {}).get("settings", {})
+    scored = task.score(collected, targets, Scoring(names=done.labels, settings=settings, metrics=wanted))
+    found: dict[str, Any] = {name: _number(scored.metrics.get(name)) for name in ("accuracy", "f1", "loss")}
+    share = None
+    if isinstance(targets, np.ndarray):
+        share = round(float(np.bincount(targets, minlength=1).max() / max(1, len(targets))), 6)
+    return {**found, "baseline_accuracy": share, "eval_rows": scored.n_rows}
 
 
 def steady_rate(history: Sequence[Mapping[str, Any]]) -> float | None:

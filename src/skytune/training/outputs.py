@@ -64,11 +64,16 @@ def _arrow(values: np.ndarray, kind: "pa.DataType") -> "pa.Array":
 def read_predictions(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (rows int64 [n], labels int64 [n], logits float32 [n, classes]) of one split; arrays of arrays where rows
     have different numbers of them."""
+    rows, targets, collected = load_predictions(path)
+    return rows, _even(targets), _even(collected)
+
+
+def load_predictions(path: Path) -> tuple[np.ndarray, np.ndarray | Ragged, Ragged]:
+    """Return (rows, what was to be learned, what was collected) of one split, from its file."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-        rows, targets, collected = columns_of(reader.read_all())
-    return rows, _even(targets), _even(collected)
+        return columns_of(reader.read_all())
 
 
 def columns_of(table: "pa.Table") -> tuple[np.ndarray, np.ndarray | Ragged, Ragged]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.run_card import refuse_empty_start, remember
-from ..config import RunConfig
+from ..config import RunConfig, UserError
 from ..config.schema.tracking import refuse_missing_trackers
 from ..config.secrets import reveal
 from ..data.batches import Ragged, TokenTable
@@ -156,6 +156,9 @@ def _train(
     """Train and leave the selected weights in the strategy's model, or none where the run was told to end before."""
     config, table = job.config, tables["train"]
     check(config.eval.metrics, config.eval.extra_metrics)
+    units = units_of(task, table)
+    if units is not None and strategy.devices > world.size:
+        raise UserError(f"strategy={strategy.name} counts rows on each GPU, and task={task.name} words: strategy=ddp")
     order = SampleOrder(
         table.lengths,
         seed=config.seed,
@@ -163,7 +166,7 @@ def _train(
         bucket_batches=config.batch.bucket_batches,
         limit=config.limit_train_batches,
         one_length=table.one_length,
-        units=units_of(task, table),
+        units=units,
     )
     optimizer = strategy.make_optimizer(config.optimizer)
     run = Run(
