@@ -63,7 +63,7 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help run experiment results install install-dev test test-aws soak farm lint check doctor docs lock clean distclean
+.PHONY: help run experiment results install install-dev test test-fast test-aws soak farm lint check doctor docs lock clean distclean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,9 @@ results: $(RUN_STAMP) ## draw an experiment's page again from its stored results
 
 test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-fast: $(DEV_STAMP) ## the tests of every room that start no process: three minutes on two cores (ARGS="-k splits")
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not processes and not slow and not soak and not aws" $(ARGS)
 
 # Part of `make test`: where the stand-in cannot start (it needs Linux and root) they skip with the reason, and fail in CI.
 test-aws: $(DEV_STAMP) ## only the tests with the real SkyPilot on the stand-in for AWS: Linux, as root, ten minutes

@@ -45,12 +45,50 @@ WORDS = [
 ]
 
 
+PROCESSES = (
+    "aws",
+    "benchmarks",
+    "checkpoint/test_kill.py",
+    "checkpoint/test_s3_faults.py",
+    "data/test_hub.py",
+    "distributed",
+    "docker",
+    "launch/multinode",
+    "launch/skypilot",
+    "launch/test_run_dir.py",
+    "materializers",
+    "packed/test_packed_step.py",
+    "packed/test_sharded_update.py",
+    "packed/test_whole_run.py",
+    "pipelines",
+    "search",
+    "stacks",
+    "steps/test_fingerprints.py",
+    "study/test_kill.py",
+    "training/callbacks/test_tracker_feeds.py",
+    "training/strategy",
+    "training/test_damage.py",
+    "training/test_equivalence.py",
+    "training/test_metrics.py",
+    "training/test_resume_exact.py",
+    "training/test_worker.py",
+)
+"""Files and folders whose tests start programs, servers or workers: `make test-fast` leaves them out."""
+
+WORKERS = {"forked", "forking", "here", "lives", "s3_process", "s3_server"}
+"""Fixtures that do so anywhere else."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with fast tests alone come first. Those on the stand-in for AWS, which take long and mostly wait, come
     before all others: where there are several processes one has them and the others all the rest."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: 0 if AWS in item.path.parents else 1 + (item.path in slow))
+    places = tuple(str(ROOT / "tests" / place) for place in PROCESSES)
+    for item in items:
+        if str(item.path).startswith(places) or WORKERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("processes")
 
 
 @pytest.hookimpl(optionalhook=True)
