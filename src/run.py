@@ -243,6 +243,8 @@ def _run(config: RunConfig) -> int:
     from skytune.pipelines.validation import validated
 
     config = validated(config)
+    if config.pipeline is Pipeline.data:
+        return _check_data(config)
     from skytune.stacks import environment
 
     environment.prepare(SOURCE)
@@ -259,6 +261,20 @@ def _run(config: RunConfig) -> int:
     if finished.save_failed:
         print(f"warning: trained, but not everything could be saved: {finished.save_failed}", file=sys.stderr)
         return EXIT_NOT_SAVED
+    return EXIT_OK
+
+
+def _check_data(config: RunConfig) -> int:
+    """Say what the data set holds; fail where training on it would."""
+    from skytune.data.profile import profile
+    from skytune.report.data_check import check_summary, write_check
+    from skytune.tasks import chosen
+
+    task = chosen(config.task, config.data, config.model)
+    found = profile(config.data, config.model, config.seed, config.eval.sets, task)
+    print(check_summary(found, write_check(config.data, found)))
+    if found["refused"]:
+        raise UserError(found["refused"])
     return EXIT_OK
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import BadRows, ConfigError, DataConfig, DataSource, FileFormat, UserError
@@ -221,6 +221,7 @@ def test_a_column_with_a_dot_in_its_name_goes_before_a_nested_one(write):
     assert content(read(write("a.csv", "a.b,label\nx,1\n"), text="a.b")) == [("x", "1")]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.text(st.characters(blacklist_categories=["Cs", "Cc"])) | st.none()] * 2), min_size=1))
 def test_a_template_puts_every_text_in_its_place(tmp_path_factory, pairs):
     path = tmp_path_factory.mktemp("t") / "a.jsonl"

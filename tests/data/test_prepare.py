@@ -470,3 +470,16 @@ def test_the_report_gives_every_row_the_class_of_its_cell(files, write, model, c
         assert name == cell or float(name) == float(cell), (cells, labels, mistake)
     counts = {entry["name"]: entry["support"] for entry in split["classes"]}
     assert sum(counts.values()) == len(cells) and all(counts[c] == cells.count(c) for c in different if c in counts)
+
+
+def test_what_is_scored_keeps_its_own_text_and_place(files, table, rows, model):
+    path = table("a.csv", [(f"  Film No. {n} or not?", label) for n, (_, label) in enumerate(rows(40))])
+    found = prepare(files(path), model, 3, {"own": table("b.csv", rows(5, 100))})
+    assert found.texts.keys() == {"validation", "test", "own"}
+    assert found.texts["own"][4] == {"text": "the film number 104 is good", "where": "b.csv, row 5"}
+    for name in ("validation", "test"):
+        assert len(found.texts[name]) == len(getattr(found, name))
+        for row in found.texts[name]:
+            number = int(row["where"].rpartition(" ")[2])
+            assert row == {"text": f"  Film No. {number - 1} or not?", "where": f"a.csv, row {number}"}
+    assert found.train.samples[0][1] in ("0", "1") and found.train.samples[0][2].startswith("  Film No.")

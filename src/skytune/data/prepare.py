@@ -18,15 +18,15 @@ from ..models import (
 )
 from .columns import fields, missing
 from .labels import MISSING, labelled
-from .rows import Rows, drop_bad
+from .rows import Rows, drop_bad, own_texts, without_labels
 from .sources import Source
 from .splits import Purpose, collapse, cut, shrink, text_keys
 from .targets import CLASSES, Encoded, Reading, Targets
 
 logger = logging.getLogger(__name__)
 
-Notes = dict[str, int | str]
-"""What happened to the data, in words and numbers."""
+Notes = dict[str, int | str | list[str]]
+"""What happened to the data, in words and numbers; `oddities` are lines that a person should read."""
 
 
 @dataclass
@@ -51,6 +51,10 @@ class Prepared:
     labels: list[str]
     """Names of the classes, or outputs, in their order."""
 
+    texts: dict[str, Any]
+    """By evaluation split, a `datasets.Dataset` of its own texts: `text`, and `where` each stands (`reviews.csv, row
+    5`). Splits whose rows are no longer those of the file are left out."""
+
     notes: Notes
     """What happened on the way: rows read, dropped, truncated; where validation and test came from."""
 
@@ -68,6 +72,16 @@ class Split:
     def take(self, positions: np.ndarray) -> "Split":
         """Return the rows at these positions."""
         return Split(self.rows.take(positions), self.encoded.take(positions))
+
+
+def samples(split: Split, count: int = 5) -> list[tuple[str, str, str]]:
+    """Return the first rows as a person reads them: where each stands, its label and its text."""
+    rows, found = split.rows, []
+    texts = [] if rows.text is None else own_texts(rows.take(np.arange(min(count, len(rows)))))
+    for place, row in enumerate(texts):
+        label = None if rows.label is None else rows.label[place].as_py()
+        found.append((row["where"], "" if label is None else str(label), row["text"]))
+    return found
 
 
 def prepare(
@@ -100,22 +114,25 @@ def prepare(
     seed = seed if config.seed is None else config.seed
     print_ = Source(config).fingerprint(sets)
     notes: Notes = {}
-    splits, targets = _read(config, seed, sets, notes, known, task)
+    splits, targets = read_splits(config, seed, sets, notes, known, task)
     if config.drop_leaks:
         _drop_leaks(splits, config, sets, notes)
     kept = shrink(splits["train"].encoded.strata, config.fraction, config.max_rows, seed)
     splits["train"] = splits["train"].take(kept)
     tokenizer = limit = None
     if splits["train"].rows.text is not None:
-        tokenizer, limit = _tokenizer(config, model)
+        tokenizer, limit = tokenizer_of(config, model)
         notes["max_length"] = limit if limit is not None else "no limit"
-    done = {}
+    done, texts = {}, {}
     total = 0
     for name, split in splits.items():
         done[name], truncated = targets.lay_out(split.rows, split.encoded, tokenizer, limit)
+        done[name].samples = samples(split)  # for the dashboard, while this process stores it
         notes[f"rows_{name}"] = len(split.rows)
         notes[f"truncated_{name}"] = truncated
         total += truncated
+        if name != "train" and split.rows.text is not None and len(done[name]) == len(split.rows):
+            texts[name] = own_texts(split.rows)
     notes["truncated"] = total
     _say(notes)
     return Prepared(
@@ -125,6 +142,7 @@ def prepare(
         sets=done,
         tokenizer=tokenizer,
         labels=targets.names,
+        texts=texts,
         notes=notes,
         fingerprint=print_,
     )
@@ -141,9 +159,11 @@ def _say(notes: Notes) -> None:
     }
     told = [f"{count:,} {what}" for what, count in lost.items() if count]
     logger.info("data: %s", "; ".join([f"{rows} rows", str(notes["classes"]), *told]))
+    for line in notes["oddities"]:  # type: ignore[union-attr]
+        logger.warning("data: %s", line)
 
 
-def _read(
+def read_splits(
     config: DataConfig, seed: int, sets: dict[str, str], notes: Notes, known: list[str] | None, task: Reading
 ) -> tuple[dict[str, Split], Targets]:
     """Read all splits, check texts and labels, and cut from train what is missing."""
@@ -152,7 +172,7 @@ def _read(
 
     def read(spec: str, key: str, name: str) -> Rows:
         nonlocal dropped
-        rows = task.arrange(source.split(spec, key, name), config)
+        rows = task.arrange(without_labels(source.split(spec, key, name), config.missing), config)
         rows, bad = drop_bad(rows, config.bad_rows)
         dropped += bad
         if len(rows) == 0:
@@ -184,6 +204,7 @@ def _read(
     total = len(rows)
     notes["rows_read"] = total
     _count_duplicates(train, notes)
+    whole = train if notes.get("conflicting_texts") else train.take(np.arange(0))
     found: dict[str, Split] = {}
     for name, spec in (("test", config.test), ("validation", config.validation)):
         spec = spec or (name if source.offers(name) else None)
@@ -208,6 +229,8 @@ def _read(
         splits[name] = numbered(read(spec, f"eval.sets.{name}", name))
         _labelled(splits[name], whole=False)
     notes["dropped_bad_rows"] = dropped + source.malformed
+    parts = {name: split.encoded.strata for name, split in splits.items() if name not in sets}
+    notes["oddities"] = task.odd(targets, config, whole.rows, whole.encoded.strata, parts)
     return splits, targets
 
 
@@ -253,7 +276,7 @@ def _count_duplicates(train: Split, notes: Notes) -> None:
     notes["conflicting_texts"] = int((np.bincount(pairs[0]) > 1).sum())
 
 
-def _tokenizer(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]:
+def tokenizer_of(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]:
     """Return the tokenizer and the number of tokens at which texts are cut."""
     tokenizer = load_tokenizer(model)
     values = None if model._target_ else load_config(model, fetch(model.name, model.revision, weights=False))

@@ -90,6 +90,19 @@ def named_labels(column: pa.ChunkedArray, names: list[str]) -> pa.ChunkedArray:
     return pa.chunked_array([pa.DictionaryArray.from_arrays(encoded.indices, pa.array(texts, pa.large_string()))])
 
 
+def without_labels(rows: Rows, missing: list[str]) -> Rows:
+    """Return the rows, those without a label that have one of these texts (in any case) in its place."""
+    column: Any = rows.label
+    if not missing or column is None:
+        return rows
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    words = pa.array([word.strip().casefold() for word in missing], pa.large_string())
+    texts = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.large_string())))
+    found = pc.fill_null(pc.is_in(texts, value_set=words), False)
+    return dataclasses.replace(rows, label=pc.if_else(found, pa.scalar(None, column.type), column))
+
+
 def concatenate(parts: list[Rows], name: str) -> Rows:
     """Return the rows of several files as one split."""
     if len(parts) == 1:
@@ -154,3 +167,15 @@ def _what(rows: Rows, position: int) -> str:
             if not value.strip():
                 return f"the {name} is empty" if value == "" else f"the {name} is only white space"
     return "there is no text"
+
+
+def own_texts(rows: Rows) -> Any:
+    """Return the texts of a split, as they stand in its files, as a `datasets.Dataset` of `text` and `where`."""
+    import datasets
+
+    assert rows.text is not None
+    text = rows.text
+    if rows.pair is not None:
+        text = pc.binary_join_element_wise(text, rows.pair, pa.scalar(" ⏐ ", pa.large_string()))
+    where = pa.array([rows.where(row).rpartition("/")[2] for row in range(len(rows))], pa.large_string())
+    return datasets.Dataset(pa.table({"text": pa.chunked_array(text.chunks, pa.large_string()), "where": where}))

@@ -1,6 +1,6 @@
 """What is read of a table and what is learned from it, as a task answers it; and the answers for one class a row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 from ..config import DataConfig
 from .columns import Columns, text_columns
 from .labels import MISSING, Classes, encode, find_classes, read_labels, shorten
+from .quality import class_oddities, contradicting_labels, small_test
 from .rows import Rows
 from .tokens import tokenize, with_labels
 
@@ -59,6 +60,22 @@ class Targets(Protocol):
         """
 
 
+def nothing_odd(
+    targets: Targets, config: DataConfig, rows: Rows, strata: np.ndarray, parts: Mapping[str, np.ndarray]
+) -> list[str]:
+    """Return nothing: a task of which nobody has said what is odd."""
+    return []
+
+
+def odd_classes(
+    targets: Targets, config: DataConfig, rows: Rows, strata: np.ndarray, parts: Mapping[str, np.ndarray]
+) -> list[str]:
+    """Return what is odd about the classes of rows that can be trained on all the same; see `Reading.odd`."""
+    counts = {name: np.bincount(part[part >= 0], minlength=len(targets.names)) for name, part in parts.items()}
+    lines = [*contradicting_labels(rows, strata, targets.names), *class_oddities(targets.names, counts, config)]
+    return lines + small_test(len(parts["test"]), cut=config.test is None)
+
+
 def as_read(rows: Rows, config: DataConfig) -> Rows:
     """Return the rows as they are."""
     return rows
@@ -80,6 +97,10 @@ class Reading:
     arrange: Callable[[Rows, DataConfig], Rows] = as_read
     """Makes of the columns that were read what the task goes on with: texts for messages and for the search for leaks
     in `Rows.text`, rows that cannot be used, with what is wrong, in `Rows.odd`."""
+
+    odd: Callable[[Targets, DataConfig, Rows, np.ndarray, Mapping[str, np.ndarray]], list[str]] = nothing_odd
+    """What a person should hear of before training: called with the rows of train as they were read (none where no text
+    stands in several strata), their `strata`, and those of every split in the end."""
 
 
 def lacks_class(rows: Rows, config: DataConfig) -> np.ndarray:
@@ -130,4 +151,4 @@ def inputs(rows: Rows, tokenizer: Any, limit: int | None) -> tuple[pa.Table, dic
     return dataset.with_format("arrow")[:], dict(dataset.features), 0
 
 
-CLASSES = Reading(columns=text_columns, targets=ClassTargets.find, lacking=lacks_class)
+CLASSES = Reading(columns=text_columns, targets=ClassTargets.find, lacking=lacks_class, odd=odd_classes)

@@ -53,14 +53,15 @@ def match_classes(names: Sequence[str], known: Sequence[str]) -> list[int | None
 
 def label_map_word(pairs: Iterable[tuple[str, str]]) -> str:
     """Return `data.label_map={...}` as it is typed into a shell."""
-    inside = ",".join(f"{_quoted(text)}:{_quoted(name)}" for text, name in pairs)
+    inside = ",".join(f"{quoted_text(text)}:{quoted_text(name)}" for text, name in pairs)
     return shlex.quote(f"data.label_map={{{inside}}}")
 
 
 def labels_word(names: Iterable[str]) -> str:
     """Return `data.labels=[...]` as it is typed into a shell."""
-    return shlex.quote(f"data.labels=[{','.join(map(_quoted, names))}]")
+    return shlex.quote(f"data.labels=[{','.join(map(quoted_text, names))}]")
 
 
-def _quoted(text: str) -> str:
+def quoted_text(text: str) -> str:
+    """Return a text as it stands in a list or mapping of the command line."""
     return text if WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)

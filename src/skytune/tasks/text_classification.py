@@ -8,7 +8,7 @@ import numpy as np
 from ..config import METRICS, MORE, RunConfig, UserError
 from ..data.batches import Ragged, TokenTable
 from ..data.columns import text_columns
-from ..data.targets import ClassTargets, lacks_class
+from ..data.targets import ClassTargets, lacks_class, odd_classes
 from ..models.head import Head
 from ..models.outputs import logits_of
 from .classification import evaluate_split
@@ -60,6 +60,7 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
         headline={"accuracy": "share", "f1": "macro average" if len(names) > 2 else f"of “{names[1]}”"},
         results={
             "classes": found["classes"],
+            "majority": found["majority"],
             "confusion": found["confusion"],
             "calibration_error": found["calibration"]["ece"],
         },
@@ -108,6 +109,7 @@ TASK = Task(
     columns=text_columns,
     targets=ClassTargets.find,
     lacking=lacks_class,
+    odd=odd_classes,
     model=model,
     collect=collect,
     tune=tune,

@@ -108,6 +108,10 @@ class DataConfig:
     no name is a number, numbers from 0 are their positions. Empty means: what the data set declares, else what stands
     in the column, sorted."""
 
+    missing: list[str] = field(default_factory=list)
+    """What stands in the label column of rows that have no label (`[unknown,n/a]`, in any case), besides nothing at all
+    and -1; `bad_rows` says what becomes of such rows."""
+
     label_map: Any = None
     """What stands in the column, or a class's name, to the class that it counts as: `{1:bad,2:good}`,
     `{Pos:pos,"n/a":neg}`. What is not in it stays as it is."""
@@ -127,7 +131,8 @@ class DataConfig:
     whose text stands in test. Case, white space and punctuation are not compared."""
 
     bad_rows: BadRows = BadRows.error
-    """Rows with empty or missing text end the run (`error`) or are left out and counted (`drop`)."""
+    """Rows with empty or missing text, or without a label where others have one, end the run (`error`) or are left out
+    and counted (`drop`)."""
 
     fraction: float = 1.0
     """Use this share of the train split: deterministic, stratified."""

@@ -26,6 +26,7 @@ class Pipeline(str, Enum):
     evaluate = "evaluate"
     benchmark = "benchmark"
     merge = "merge"
+    data = "data"
 
 
 class OnNan(str, Enum):
@@ -63,8 +64,8 @@ class RunConfig:
 
     pipeline: Pipeline = Pipeline.training
     """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `merge` (write the
-    plain model that the adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`) or `benchmark`
-    (one training a cell of an experiment design)."""
+    plain model that the adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `benchmark`
+    (one training a cell of an experiment design) or `data` (look at the data set: nothing is trained)."""
 
     seed: int = 42
     """Decides splits, order of samples, new weights and dropout."""
