@@ -72,7 +72,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("optimizer.betas=[0.9]", {"optimizer": {"betas": [0.9]}}),
     ("optimizer.betas=[0.9, 1.0]", {"optimizer": {"betas": [0.9, 1.0]}}),
     ("schedule.args", {"schedule": {"args": {"a": 1}}}),
-    ("schedule.warmup_steps", {"schedule": {"warmup_steps": 1, "warmup_ratio": 0.1}}),
+    ("schedule.warmup_steps", {"schedule": {"warmup_steps": 1, "warmup_ratio": 0.2}}),
     ("eval.metrics: unknown metric 'acc'", {"eval": {"metrics": ["accuracy", "acc"]}}),
     ("eval.extra_metrics.mine: needs _target_", {"eval": {"extra_metrics": {"mine": {"beta": 1}}}}),
     ("eval.sets.test", {"eval": {"sets": {"test": "a.tsv"}}}),

@@ -166,3 +166,17 @@ def test_the_rate_follows_the_global_batch(rule: str, wanted: float) -> None:
 def test_a_reference_batch_has_a_row() -> None:
     with pytest.raises(ConfigError, match=r"^schedule\.scale_reference=0: must be at least 1$"):
         ScheduleConfig(scale_reference=0)
+
+
+def test_the_presets_warm_up_unless_a_person_says_how() -> None:
+    from skytune.config.compose import compose_run
+
+    configs = Path(__file__).parents[2] / "configs"
+
+    def warmup(*words: str) -> tuple[int, float]:
+        schedule = compose_run(configs, list(words)).schedule
+        return schedule.warmup_steps, schedule.warmup_ratio
+
+    assert warmup() == warmup("schedule=cosine") == warmup("schedule=constant") == (0, 0.1)
+    assert warmup("schedule.warmup_steps=7") == (7, 0.0)
+    assert warmup("schedule.warmup_ratio=0.06") == (0, 0.06) and warmup("schedule.warmup_ratio=0") == (0, 0.0)

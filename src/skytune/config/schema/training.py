@@ -154,6 +154,11 @@ class ScaleLr(str, Enum):
     sqrt = "sqrt"
 
 
+PRESET_WARMUP = 0.1
+"""`warmup_ratio` of the presets of `schedule`, as in BERT's and ELECTRA's own fine-tuning. Without one, encoders whose
+weights are new stay at the majority's class now and then; pretrained ones learn as well with it."""
+
+
 @dataclass(kw_only=True)
 class ScheduleConfig:
     """The learning rate as a function of the optimizer step; the number of processes plays no part."""
@@ -165,7 +170,7 @@ class ScheduleConfig:
     """Optimizer steps in which the rate grows linearly from 0."""
 
     warmup_ratio: float = 0.0
-    """The same as a share of all steps, rounded up; used when `warmup_steps` is 0."""
+    """The same as a share of all steps, rounded up; used when `warmup_steps` is 0. The presets have 0.1."""
 
     cycles: int = 1
     """`cosine`: how often the rate falls from its peak to 0; with more than one it restarts at the peak (Loshchilov &
@@ -193,6 +198,8 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         at_least(self, "schedule", 0, "warmup_steps")
         below_one(self, "schedule", "warmup_ratio")
+        if self.warmup_steps and self.warmup_ratio == PRESET_WARMUP:
+            self.warmup_ratio = 0.0  # a person wrote the steps, the preset the ratio
         if self.warmup_steps and self.warmup_ratio:
             raise ConfigError("schedule.warmup_steps and schedule.warmup_ratio are both set: give one")
         at_least(self, "schedule", 1, "scale_reference", "cycles")
