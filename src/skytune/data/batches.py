@@ -95,6 +95,8 @@ class TokenTable:
     """
 
     one_length = False
+    streamed = False
+    """Whether training lays the rows of a micro-batch out as one (`stream`)."""
 
     def __init__(self, table: "pa.Table", padding: Padding = Padding()) -> None:
         self.rows = table.num_rows
@@ -128,6 +130,32 @@ class TokenTable:
         column = self.columns["input_ids"]
         found = np.concatenate([[0], np.cumsum(column.values == token)])
         return found[column.offsets[1:]] - found[column.offsets[:-1]]
+
+    def stream(self, rows: np.ndarray, multiple: int = 1) -> dict[str, "torch.Tensor"]:
+        """Return rows of tokens one after the other, as one row without padding between them.
+
+        `input_ids`, `labels` and whatever else is a list a row become [1, width]; `position_ids` begin at 0 with every
+        row (and where the rows' own do); `borders` (int32 [sequences + 1]) are the places at which something begins;
+        `kept` (int64 [units]) are those after which a label comes. The width is a multiple of `multiple`; what fills
+        it up is a sequence of its own.
+        """
+        import torch
+
+        lengths = self.lengths[rows]
+        starts = np.cumsum(lengths) - lengths
+        total = int(lengths.sum())
+        filled = -(-total // multiple) * multiple - total
+        place = np.arange(total) - np.repeat(starts, lengths)
+        index = np.repeat(self.columns["input_ids"].offsets[rows], lengths) + place
+        found = {name: c.values[index].astype(np.int64) for name, c in self.columns.items() if isinstance(c, Ragged)}
+        found.setdefault("position_ids", place)
+        fills = {"input_ids": np.full(filled, self.padding.token), "labels": np.full(filled, IGNORED)}
+        for name, values in found.items():
+            found[name] = np.concatenate([values, fills.get(name, np.arange(filled))])
+        borders = np.append(np.flatnonzero(found["position_ids"] == 0), total + filled)
+        kept = np.flatnonzero(found["labels"] != IGNORED) - 1
+        tensors = {name: torch.from_numpy(values.astype(np.int64)[None]) for name, values in found.items()}
+        return tensors | {"borders": torch.from_numpy(borders.astype(np.int32)), "kept": torch.from_numpy(kept)}
 
     def batch(self, rows: np.ndarray, multiple: int = 1) -> dict[str, "torch.Tensor"]:
         """Return the rows as tensors by column: [n], or [n, width] padded to the longest row here.

@@ -1,0 +1,173 @@
+"""What a causal language model makes of tokens that count, without ever holding the logits of all of them.
+
+A vocabulary of 49,152 makes 400 MB of float32 logits of 2,048 tokens, and as much again of their gradient: more than
+all else. So the head is applied to some tokens at a time, and their gradient is taken at once, as Wijmans et al. 2024
+("Cut your losses", arXiv:2411.09009) describe. `torch.nn.functional.linear_cross_entropy` does the like, but returns
+the loss in the inputs' type, which in bfloat16 has three digits.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .packed_attention import packed
+
+IGNORED = -100
+"""Label of a token that does not count."""
+
+AT_ONCE = 2**26
+"""Logits that are held at once: 256 MB in float32."""
+
+
+class TokenLosses(torch.autograd.Function):
+    """The negative log-likelihood of tokens after a linear head: their sum, and each of them (without gradient)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (scalar, [tokens]), both float32, for `hidden` [tokens, width], `weight` [vocabulary, width] and
+        `targets` [tokens]."""
+        kind = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            inputs, head = (hidden, weight) if kind is None else (hidden.to(kind), weight.to(kind))
+            losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+            learns, trains = ctx.needs_input_grad[:2]
+            by_hidden = torch.empty_like(hidden) if learns else None
+            by_weight = torch.zeros_like(weight, dtype=torch.float32) if trains else None
+            size = max(1, AT_ONCE // len(weight))
+            for start in range(0, len(hidden), size):
+                here = slice(start, start + size)
+                logits = (inputs[here] @ head.t()).float()
+                whole = logits.logsumexp(1, keepdim=True)
+                wanted = targets[here, None]
+                losses[here] = (whole - logits.gather(1, wanted)).squeeze(1)
+                if by_hidden is None and by_weight is None:
+                    continue
+                slopes = logits.sub_(whole).exp_()
+                slopes.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=slopes.dtype))
+                slopes = slopes.to(inputs.dtype)
+                if by_hidden is not None:
+                    by_hidden[here] = slopes @ head
+                if by_weight is not None:
+                    by_weight += slopes.t() @ inputs[here]
+        ctx.save_for_backward(by_hidden, None if by_weight is None else by_weight.to(weight.dtype))
+        ctx.mark_non_differentiable(losses)
+        return losses.sum(), losses
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients that the forward pass has made already, times the sum's."""
+        return *(None if saved is None else saved * slope for saved in ctx.saved_tensors), None
+
+
+def learn_tokens(model: Any) -> None:
+    """Have a causal language model of transformers answer with losses instead of logits, in place.
+
+    Its forward then takes `input_ids` and `labels` [rows, width], of which -100 do not count, and returns the mean over
+    those that do. `position_ids` that begin anew inside a row begin a sequence that does not see the one before it.
+    Without labels it returns what `row_losses` needs. `plainly` gives its own forward back.
+    """
+    model.forward = functools.partial(_forward, model)
+
+
+@torch.no_grad()
+def looks_ahead(model: Any) -> bool:
+    """Whether what a model makes of a token depends on the tokens that come after it, as an encoder's does."""
+    size = model.get_input_embeddings().num_embeddings
+    first = torch.arange(6).remainder(size)[None]
+    other = torch.cat([first[:, :-1], (first[:, -1:] + 1) % size], 1)
+    training = model.training
+    model.eval()
+    found, changed = (next(iter(model(input_ids=ids).values()))[:, :-1] for ids in (first, other))
+    model.train(training)
+    return not torch.allclose(found, changed, atol=1e-4)
+
+
+@contextlib.contextmanager
+def plainly(model: Any) -> Iterator[Any]:
+    """Let a model have its own forward while the context lasts: to generate, to be saved."""
+    ours = vars(model).pop("forward")
+    try:
+        yield model
+    finally:
+        model.forward = ours
+
+
+def row_losses(output: Mapping[str, Any], labels: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the negative log-likelihoods of every row's labels, and their number: float32 [rows, 2].
+
+    Args:
+        output: what the model returned without labels.
+        labels: [rows, width], -100 where nothing counts.
+    """
+    kept, targets = _counted(labels)
+    _, losses = _losses(output, kept, targets)
+    found = torch.zeros(len(labels), 2, dtype=torch.float64, device=labels.device)
+    found.index_add_(0, kept // labels.shape[1], torch.stack([losses.double(), torch.ones_like(losses).double()], 1))
+    return found.float()
+
+
+def _forward(
+    model: Any,
+    input_ids: torch.Tensor,
+    labels: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    borders: torch.Tensor | None = None,
+    kept: torch.Tensor | None = None,
+) -> dict[str, Any]:
+    """See `learn_tokens`; `borders` and `kept` are `TokenTable.stream`'s, which has them without asking a GPU."""
+    inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": False}
+    if position_ids is not None:
+        inputs["position_ids"] = position_ids
+    backbone, head = model.base_model, model.get_output_embeddings()
+    by_kernel = borders is not None and has_kernel(input_ids.device)
+    if by_kernel:
+        inputs |= {"cu_seq_lens_q": borders, "max_length_q": input_ids.shape[1]}
+    with packed(model) if by_kernel else contextlib.nullcontext():
+        if backbone is not model and type(head) is torch.nn.Linear and head.bias is None and not _changes_logits(model):
+            output = {"hidden": backbone(**inputs)[0], "head": head.weight}
+        else:
+            output = {"logits": type(model).forward(model, **inputs).logits}
+    if labels is None:
+        return output
+    kept, targets = _counted(labels) if kept is None else (kept, labels.flatten()[kept + 1])
+    total, _ = _losses(output, kept, targets)
+    return {"loss": total / len(targets)}
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether rows of several sequences go through `packed_attention`, and not through a mask."""
+    half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and half
+
+
+def _changes_logits(model: Any) -> bool:
+    """Whether a model does more to its logits than its head does (Gemma 2, Cohere, Granite)."""
+    config = model.config.get_text_config()
+    names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_scale", "lm_head_multiplier")
+    return any(getattr(config, name, None) not in (None, 1.0) for name in names)
+
+
+def _counted(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places in flattened labels after which one comes that counts, and those labels."""
+    flat = labels.flatten()
+    follows = flat != IGNORED
+    follows[:: labels.shape[1]] = False  # a row's first token comes after nothing
+    places = follows.nonzero().squeeze(1)
+    return places - 1, flat[places]
+
+
+def _losses(output: Mapping[str, Any], kept: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of the targets' negative log-likelihoods, and each of them, in float32."""
+    if "hidden" in output:
+        hidden = output["hidden"].flatten(0, 1)[kept]
+        total, losses = TokenLosses.apply(hidden, output["head"], targets)
+        return total, losses
+    logits = output["logits"].flatten(0, 1)[kept].float()
+    losses = functional.cross_entropy(logits, targets, reduction="none")
+    return losses.sum(), losses.detach()

@@ -1,0 +1,68 @@
+"""Causal attention over sequences that lie one after the other in one row, none of which sees another: torch's
+`varlen_attn` (its own Flash Attention), through the interface that transformers' models take their attention from.
+
+It needs a GPU and half precision. Elsewhere the same comes of a mask that transformers makes of the positions, which
+takes memory and time of the whole row squared.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+NAME = "skytune_packed"
+"""What transformers calls it."""
+
+UNLIKE = ("softcap", "s_aux", "position_bias")
+"""What some models ask of attention, and this does not do."""
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int = 0,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return [1, tokens, heads, size] for a query of [1, heads, tokens, size]; `cu_seq_lens_q` are the borders.
+
+    Raises:
+        NotImplementedError: the model asks for more than this does.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    asked = [name for name in UNLIKE if more.get(name) is not None] + (["dropout"] if dropout else [])
+    if asked or cu_seq_lens_q is None:
+        raise NotImplementedError(f"packed attention has no {(asked or ['rows of several sequences'])[0]}")
+    kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+    q, k, v = (part.transpose(1, 2)[0].to(kind) for part in (query, key, value))
+    window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
+    grouped = q.shape[1] != k.shape[1]
+    ends, longest = cu_seq_lens_q, max_length_q
+    found = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, enable_gqa=grouped)
+    assert isinstance(found, torch.Tensor)
+    return found[None], None
+
+
+@contextlib.contextmanager
+def packed(model: Any) -> Iterator[None]:
+    """Let a model's attention be this one while the context lasts."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
