@@ -58,6 +58,11 @@ def work_of(model: torch.nn.Module) -> Work | None:
             token += count
         else:
             row += count
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if isinstance(head, torch.nn.Linear):  # a language model's, which sees every token, tied to the embedding or not
+        count = head.weight.numel() * (1.0 if head.weight.requires_grad or not adapted else 2 / 3)
+        token += count
+        row -= 0.0 if id(head.weight) in embeddings else count
     heads = getattr(config, "num_attention_heads", None)
     size = getattr(config, "head_dim", None)
     inner = heads * size if heads and size else width
