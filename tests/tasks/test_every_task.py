@@ -4,12 +4,14 @@ transformers, each row scored once, bad rows named. Workers are real process gro
 import json
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from job_dirs import Laid, _Stop, history, result, weights
+from language_models import llama_folder
 
 from skytune.config import DataConfig, ModelConfig, RunConfig, TaskConfig, UserError, from_dict
 from skytune.data import prepare
@@ -63,17 +65,42 @@ def of_tags(words: list[str]) -> dict[str, Any]:
     return {"text": words, "label": tags}
 
 
+def of_answers(words: list[str]) -> dict[str, Any]:
+    """Answers of very different lengths."""
+    said = "yes" if mood(words) > 0 else "no"
+    return {"text": " ".join(words), "completion": " ".join([said, *words[:: 3 if len(words) % 2 else 9]])}
+
+
+def of_turns(words: list[str]) -> dict[str, Any]:
+    """Conversations of one to three turns of the assistant."""
+    talk = []
+    for word in words[: 1 + len(words) % 3]:
+        talk += [{"role": "user", "content": f"{word} ?"}, {"role": "assistant", "content": f"{word} is {words[-1]}"}]
+    return {"talk": [{"role": "system", "content": " ".join(words)}, *talk]}
+
+
 CASES: dict[str, tuple[str, Callable[[list[str]], dict[str, Any]], dict[str, Any]]] = {
     "text-classification": ("text-classification", of_text, {}),
     "regression": ("regression", of_numbers, {}),
     "two numbers": ("regression", of_two_numbers, {"label_columns": ["mood", "length"]}),
     "multi-label": ("multi-label", of_sets, {}),
     "token-classification": ("token-classification", of_tags, {}),
+    "sft": ("sft", of_answers, {"prompt": "{text} ?"}),
+    "messages": ("sft", of_turns, {"messages": "talk"}),
+    "causal-lm": ("causal-lm", of_text, {"max_length": 12}),
 }
+CLASSIFIERS = [case for case in CASES if case not in ("sft", "messages", "causal-lm")]
 
 
 @pytest.fixture(scope="module")
-def lay(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[..., tuple[Path, Any]]:
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def lay(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, language_model: Path
+) -> Callable[..., tuple[Path, Any]]:
     """Return a maker of job directories, up to the start of the workers; and the prepared splits."""
     home = tmp_path_factory.mktemp("tasks")
 
@@ -86,7 +113,7 @@ def lay(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[
         values: dict[str, Any] = {
             "name": name,
             "task": {"name": task},
-            "model": {"name": str(tiny_model), "dropout": 0.0},
+            "model": {"name": str(tiny_model if case in CLASSIFIERS else language_model), "dropout": 0.0},
             "data": {"source": "files", "train": str(file), "test_fraction": 0.17, "validation_fraction": 0.17, **data},
             "compute": {"device": "cpu"},
             "launch": {"num_processes": 1, "threads": 1},
@@ -183,7 +210,7 @@ def test_the_weights_did_change(calm: Any, tiny_model: Path, case: str) -> None:
     assert np.abs(found[f"bert.{name}"] - start[name]).max() > 1e-4
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CLASSIFIERS)
 def test_plain_transformers_predicts_the_same_and_each_row_once(calm: Any, case: str) -> None:
     import torch
     import transformers
@@ -205,6 +232,66 @@ def test_plain_transformers_predicts_the_same_and_each_row_once(calm: Any, case:
         if scale:
             plain = plain * np.array(scale["std"]) + np.array(scale["mean"])
         assert np.allclose(np.ravel(plain), logits, atol=1e-4 if scale else 1e-5)
+
+
+@pytest.mark.parametrize("case", ["sft", "messages"])
+def test_plain_transformers_loss_is_ours_and_each_row_once(calm: Any, case: str) -> None:
+    import transformers
+
+    job, found = calm(case)
+    model = transformers.AutoModelForCausalLM.from_pretrained(job / "outputs" / "model").eval()
+    rows, _, collected = predictions(job)
+    assert rows.tolist() == list(range(len(found.test)))
+    for row, (loss, count) in zip(found.test, collected, strict=True):
+        output = model(input_ids=row["input_ids"][None], labels=row["labels"][None])
+        assert count == int((row["labels"][1:] != -100).sum()) > 0
+        assert loss / count == pytest.approx(float(output.loss.detach()), abs=1e-5)
+
+
+def test_texts_of_one_row_are_foretold_as_if_alone(calm: Any) -> None:
+    """Case 48: what stands before a text in its row is not seen."""
+    import torch
+    import transformers
+
+    job, found = calm("causal-lm")
+    model = transformers.AutoModelForCausalLM.from_pretrained(job / "outputs" / "model").eval()
+    _, _, collected = predictions(job)
+    several = 0
+    for row, (loss, count) in zip(found.test, collected, strict=True):
+        starts = [*torch.nonzero(row["position_ids"] == 0).flatten().tolist(), len(row["input_ids"])]
+        several += len(starts) > 2
+        parts = [row["input_ids"][a:b][None] for a, b in pairwise(starts) if b - a > 1]
+        losses = [float(model(input_ids=part, labels=part).loss.detach()) * (part.shape[1] - 1) for part in parts]
+        assert count == sum(part.shape[1] - 1 for part in parts)
+        assert loss == pytest.approx(sum(losses), abs=1e-4)
+    assert several > 2
+
+
+def test_answers_are_generated_on_every_number_of_processes(lives: Any, lay: Any) -> None:
+    """The exported tokenizer reads its own chat template, and the answers are those of transformers."""
+    import torch
+    import transformers
+
+    told = []
+    for processes in (1, 2):
+        how: dict[str, Any] = {"eval": {"generate": True, "max_new_tokens": 5, "batch_size": 4}}
+        job, found = lay("sft", f"answers-{processes}", launch={"num_processes": processes}, **how)
+        life = lives.live(job, processes)
+        assert life.code == 0, life.said
+        told.append([row.tolist() for row in predictions(job)[2]])
+    assert [row[2:] for row in told[0]] == [row[2:] for row in told[1]]
+    folder = job / "outputs" / "model"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    for row, (_, _, count, *answer) in zip(found.test, told[1], strict=True):
+        place = int(torch.nonzero(row["labels"] != -100)[0])
+        prompt = row["input_ids"][:place][None]
+        text = words.decode(prompt[0]).removeprefix("<|user|>").split(" ?")[0].strip() + " ?"
+        turns = [{"role": "user", "content": text}]
+        assert words.apply_chat_template(turns, add_generation_prompt=True)["input_ids"] == prompt[0].tolist()
+        output = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, place:].tolist()
+        end = words.eos_token_id
+        assert answer == (output[: output.index(end)] if end in output else output) and count == len(answer)
 
 
 BAD: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
@@ -236,8 +323,35 @@ BAD: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
         {},
         r"row 3: tag 2 is 'I-p' after 'O': an entity begins with 'B-p'; data.bad_rows=drop leaves such rows out",
     ),
+    "no completion": (
+        "sft",
+        [{"prompt": "it", "completion": " "}],
+        {},
+        r"row 3: the completion is empty; data.bad_rows=drop",
+    ),
+    "no column": ("sft", [{"prompt": "it"}], {"columns": None}, r"data.completion=completion: no such column"),
+    "long prompt": (
+        "sft",
+        [{"prompt": "it " * 9, "completion": "no"}] * 2,
+        {"max_length": 8},
+        r"row 3: its prompt alone has 8 tokens or more, .*\(and 1 more\): data.max_length=",
+    ),
+    "no messages": ("sft", [{"prompt": "x"}], {"messages": "prompt"}, r"row 1: there is no list of messages"),
+    "no role": (
+        "sft",
+        [{"talk": [{"role": "user", "content": "a"}, {"content": "b"}]}],
+        {"messages": "talk", "columns": None},
+        r"row 1: message 2 has no role and content of text",
+    ),
+    "nobody answers": (
+        "sft",
+        [{"talk": [{"role": "user", "content": "a"}]}],
+        {"messages": "talk", "columns": None},
+        r"row 1: no message is the assistant's, so there is nothing to learn",
+    ),
 }
 GOOD: dict[str, list[dict[str, Any]]] = {
+    "sft": [{"prompt": "good film ?", "completion": "yes"}, {"prompt": "bad film ?", "completion": "no"}],
     "regression": [{"text": "good film", "label": 1.5}, {"text": "bad film", "label": -1}],
     "multi-label": [{"text": "good film", "label": "p;q"}, {"text": "bad film", "label": ""}],
     "token-classification": [
@@ -248,11 +362,13 @@ GOOD: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_rows_are_named_in_one_line(what: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_bad_rows_are_named_in_one_line(what: str, tiny_model: Path, language_model: Path, tmp_path: Path) -> None:
     task, rows, data, message = BAD[what]
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in [*([] if "columns" in str(data) else GOOD[task]), *rows]))
-    config = from_dict(DataConfig, {"source": "files", "train": str(file), **data})
+    own = {key: value for key, value in data.items() if key != "columns"}
+    config = from_dict(DataConfig, {"source": "files", "train": str(file), **own})
+    model = language_model if task == "sft" else tiny_model
     with pytest.raises(UserError, match=message) as refused:
-        prepare(config, ModelConfig(name=str(tiny_model)), 1, {}, None, find(TaskConfig(name=task)))
+        prepare(config, ModelConfig(name=str(model)), 1, {}, None, find(TaskConfig(name=task)))
     assert "\n" not in str(refused.value)

@@ -128,7 +128,7 @@ def prepare(
     for name, split in splits.items():
         done[name], truncated = targets.lay_out(split.rows, split.encoded, tokenizer, limit)
         done[name].samples = samples(split)  # for the dashboard, while this process stores it
-        notes[f"rows_{name}"] = len(split.rows)
+        notes[f"rows_{name}"] = len(done[name])
         notes[f"truncated_{name}"] = truncated
         total += truncated
         if name != "train" and split.rows.text is not None and len(done[name]) == len(split.rows):

@@ -48,6 +48,7 @@ NEWER = {
     "model": ("lora",),
     "optimizer": ("no_decay", "layer_decay", "groups"),
     "schedule": ("cycles", "unfreeze_epochs"),
+    "eval": ("generate", "max_new_tokens"),
 }
 """Keys by group that enter only where they are set: keys of runs from before there were such stay what they were."""
 

@@ -26,5 +26,6 @@ from .tokenizer import (
     max_length,
     read_specials_as,
     read_tokenizer,
+    takes_specials_as_text,
     vocabulary_size,
 )

@@ -27,6 +27,13 @@ class Head:
     """What is written into the model's configuration. Those that begin with `skytune_` come back with a saved model, a
     module of one's own included."""
 
+    ready: Callable[[Any, Mapping[str, Any]], None] | None = None
+    """Called with the network and the splits (`TokenTable`s by name) before anything else is done with them."""
+
+    stream: Callable[[Any, Any, Any], str] | None = None
+    """Whether rows can be laid out one after the other without a difference (`TokenTable.stream`): tried with the
+    network, the train split and the context of a forward pass; returns why not. None: they cannot."""
+
     loss: Callable[[Any, Any], Any] | None = None
     """Called with logits and labels in the place of the model's own loss: returns the mean over what `weigh` counts."""
 

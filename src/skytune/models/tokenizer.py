@@ -114,6 +114,16 @@ def read_specials_as(tokenizer: Any, rule: SpecialTokens | None) -> None:
     tokenizer.init_kwargs |= {RULE: rule.value, "split_special_tokens": tokenizer.split_special_tokens}
 
 
+def takes_specials_as_text(tokenizer: Any) -> bool:
+    """Return the rule that `read_specials_as` gave a tokenizer whose own texts are a template's, and so control.
+
+    From then on it reads them as control where nobody asks for more: chat templates write special tokens out.
+    """
+    tokenizer.split_special_tokens = False
+    tokenizer.init_kwargs["split_special_tokens"] = False
+    return tokenizer.init_kwargs.get(RULE) != SpecialTokens.control.value
+
+
 def max_length(tokenizer: Any, config: Any) -> int | None:
     """Return the number of tokens that the model takes at most; None where nothing is known.
 

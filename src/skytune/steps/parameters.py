@@ -68,6 +68,7 @@ def for_evaluate_model(config: RunConfig) -> dict[str, Any]:
         prints["weights"] = checkpoint_hash(Path(config.model.name))
         prints["predict"] = fingerprints("train_model", config)["code"]
         evaluation["limit_eval_batches"] = config.limit_eval_batches
+        evaluation["generate"] = [config.eval.generate, config.eval.max_new_tokens]
         evaluation["precision"] = config.precision.value
         values["checkpoint"] = config.checkpoint.path
     return values

@@ -29,13 +29,16 @@ from ..data.columns import Column
 from ..data.targets import Encoded, Reading, Targets
 from ..models import SavedModel
 from ..models.head import KINDS, Head
-from . import multi_label, regression, text_classification, token_classification
+from . import causal_lm, multi_label, regression, sft, text_classification, token_classification
 from .choosing import choose
 from .task import Collected, Scored, Scoring, Section, Shown, Task
 
 log = logging.getLogger(__name__)
 
-TASKS = {file.TASK.name: file.TASK for file in (text_classification, multi_label, regression, token_classification)}
+TASKS = {
+    file.TASK.name: file.TASK
+    for file in (text_classification, multi_label, regression, token_classification, causal_lm, sft)
+}
 """By name."""
 
 

@@ -181,6 +181,10 @@ class Task(Reading):
     weighs_classes: bool = False
     """Whether `loss.*` means something to it."""
 
+    ends: Callable[[Any, RunConfig], list[int]] | None = None
+    """Tokens that end what the model writes itself (`eval.generate`), for a tokenizer; None where it writes nothing.
+    To what was collected of each row are then added the number of the answer's tokens, and these."""
+
     predicted: Callable[[Collected, Scoring], dict[str, list[Any]]] = no_columns
     """New columns for a table whose rows were predicted, by name."""
 

@@ -77,7 +77,7 @@ def predict(
             rows.append(batch)
             collected.append(found)
     model.train()
-    all_rows, everything = _gather(rows, Ragged.joined(collected), world)
+    all_rows, everything = gather(rows, Ragged.joined(collected), world)
     order = np.argsort(all_rows, kind="stable")
     return all_rows[order], everything.take(order)
 
@@ -133,7 +133,7 @@ def _attempt(
     return None
 
 
-def _gather(rows: list[np.ndarray], collected: Ragged, world: World) -> tuple[np.ndarray, Ragged]:
+def gather(rows: list[np.ndarray], collected: Ragged, world: World) -> tuple[np.ndarray, Ragged]:
     """Join what all processes computed; a process may have nothing."""
 
     def joined(part: np.ndarray, kind: type[np.generic]) -> np.ndarray:

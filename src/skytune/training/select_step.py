@@ -69,6 +69,15 @@ def open_steps(
     wanted, world = run.config.compute.fast, run.world
     if wanted is Fast.off or (wanted is Fast.auto and world.device.type != "cuda"):
         return EagerSteps(run, strategy, optimizer, order, table, notice, head)
+    if head.stream is not None:
+        reason = head.stream(run.model, table, strategy.autocast) or _elsewhere_streams(strategy, run.config)
+        if reason and wanted is Fast.on:
+            raise UserError(f"compute.fast=on: rows cannot be packed: {reason} (compute.fast=auto pads them)")
+        table.streamed = not reason
+        run.report["steps_taken"] = f"padded: {reason}" if reason else "packed"
+        if world.main:
+            log.info("rows are %s", f"padded: {reason}" if reason else "packed, none sees another")
+        return EagerSteps(run, strategy, optimizer, order, table, notice, head)
     own = "the loss is not the model's own" if head.loss is not None else ""
     reason = own or why_not(run.config, world, run.model, optimizer, table)
     tried = not reason
@@ -92,6 +101,13 @@ def open_steps(
         budgets = ", ".join(map(str, steps.budgets))
         log.info("fast path: packed rows, budgets of %s tokens (captured in %.1f s)", budgets, steps.capture_seconds)
     return steps
+
+
+def _elsewhere_streams(strategy: Strategy, config: RunConfig) -> str:
+    """Return what keeps rows from being packed beside the model itself."""
+    if strategy.alone() is None or config.batch.auto:
+        return f"strategy={strategy.name} and batch.auto={str(config.batch.auto).lower()} need rows of their own"
+    return ""
 
 
 def why_not(

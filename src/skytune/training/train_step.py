@@ -204,4 +204,5 @@ class _Batches(Dataset[Item]):
         self.table, self.multiple = table, multiple
 
     def __getitem__(self, micro: MicroBatch) -> Item:
-        return micro, self.table.batch(micro.rows, self.multiple)
+        lay_out = self.table.stream if self.table.streamed else self.table.batch
+        return micro, lay_out(micro.rows, self.multiple)

@@ -22,9 +22,11 @@ from ..distributed.collectives import main_does
 from ..distributed.context import World, join
 from ..distributed.preemption import FLAG_FILE, Notice
 from ..job import Job, JobDir
+from ..models import read_tokenizer
 from ..models.head import Head, of_ours, own_settings
 from ..tasks import Scoring, Task, find
 from ..tasks.metrics import check
+from .answers import with_answers
 from .callbacks.base import Callbacks, Run, build_callbacks
 from .callbacks.checkpoint import Checkpoints, Snapshot
 from .callbacks.early_stopping import EarlyStopping
@@ -38,6 +40,7 @@ from .compiling import WIDTH, bounded
 from .flops import Work, work_of
 from .inputs import check_vocabulary, fit_columns, open_model, open_tables, targets_of, units_of
 from .loop import total_steps, train
+from .memory_plan import tell_memory
 from .oom import AtOnce, explained, micro_batch
 from .outputs import taken, write_predictions
 from .padding_check import check_padding
@@ -72,6 +75,8 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         head = task.model(config, job.labels, tables.get("train"))
         model = open_model(jobdir, job, head)
         head = replace(head, settings={**head.settings, **own_settings(model)})
+        if head.ready is not None:
+            head.ready(model, tables)
         collect = task.collector(head)
         fit_columns(model, tables)
         check_vocabulary(model, tables)
@@ -81,6 +86,10 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
             for table in tables.values():
                 table.one_length = True
         shapes, work = shapes_of(model), work_of(model)
+        if job.kind == "train" and world.main:
+            longest = int(tables["train"].lengths.max(initial=1))
+            if line := tell_memory(model, config, world, longest):
+                log.info("%s", line)
         strategy = build_strategy(config, world)
         if job.kind == "train":
             strategy.prepare(model)
@@ -106,8 +115,11 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
             with phases.time("save_s"):
                 _save(jobdir, job, world, strategy, shapes, head)
         with phases.time("predict_s"):
+            ends = _ends(task, config, jobdir, job) if config.eval.generate else None
             for name in job.evaluation:
                 rows, found = known.get(name) or _predict_split(strategy, tables[name], world, collect, config, at_once)
+                if ends is not None:
+                    found = with_answers(strategy, tables[name], rows, found, world, config, ends)
                 if world.main:
                     targets = targets_of(tables[name], name) if "labels" in tables[name].columns else None
                     write_predictions(jobdir.predictions(name), rows, targets, found)
@@ -251,6 +263,17 @@ def _callbacks(
     if config.upload.url:
         own.append(("upload", Upload(config.upload)))
     return build_callbacks(config, own)
+
+
+def _ends(task: Task, config: RunConfig, jobdir: JobDir, job: Job) -> list[int]:
+    """Return the tokens that end a generated answer.
+
+    Raises:
+        UserError: the task has none.
+    """
+    if task.ends is None or not job.tokenizer:
+        raise UserError(f"eval.generate=true: task={task.name} has no answers to generate (task=sft has)")
+    return task.ends(read_tokenizer(str(jobdir.root / job.tokenizer)), config)
 
 
 def _predict_split(

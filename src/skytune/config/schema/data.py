@@ -87,6 +87,19 @@ class DataConfig:
     columns: list[str] | None = None
     """Names of the columns of csv, tsv and xlsx files whose first line is a row like any other."""
 
+    prompt: str | None = None
+    """`task=sft`: column with the prompt, or a text with columns in it (`Is this good? {text}`); empty is `prompt`."""
+
+    completion: str | None = None
+    """`task=sft`: column with the answer, or a text with columns in it; `data.label_map` renames answers. Empty is
+    `completion`."""
+
+    messages: str | None = None
+    """`task=sft`: column with conversations (lists of `role` and `content`, or that as JSON), instead of the two."""
+
+    plain_prompts: bool = False
+    """`task=sft`: join prompt, answer and end token without the tokenizer's chat template."""
+
     text: str = "text"
     """Column with the text; `doc.text` is the field `text` inside the column `doc`, and `'{title}\\n{body}'` joins
     columns."""

@@ -24,10 +24,13 @@ ENTITIES = ("entity_f1", "entity_precision", "entity_recall")
 MORE = ("pr_auc", "f1_macro", "f1_weighted", "precision_weighted", "recall_weighted")
 """Of classification too, where `eval.metrics` names them."""
 
-PACKAGED = (*METRICS, *MORE, *ERRORS, *CORRELATIONS, *SETS, *ENTITIES)
+LANGUAGE = ("perplexity", "exact_match")
+"""Of language models; the second where answers are generated."""
+
+PACKAGED = (*METRICS, *MORE, *ERRORS, *CORRELATIONS, *SETS, *ENTITIES, *LANGUAGE)
 """Metrics of all tasks that ship with the package."""
 
-SMALLER = ("loss", *ERRORS)
+SMALLER = ("loss", "perplexity", *ERRORS)
 """Those of which less is better."""
 
 
@@ -49,6 +52,12 @@ class EvalConfig:
     means the task's own; of single classes accuracy, f1, precision, recall, matthews and roc_auc. There are pr_auc,
     f1_macro, f1_weighted, precision_weighted and recall_weighted, too."""
 
+    generate: bool = False
+    """`task=sft`: at the end let the model answer every prompt of the evaluation splits, greedily, and compare."""
+
+    max_new_tokens: int = 64
+    """Tokens of a generated answer at most."""
+
     extra_metrics: dict[str, Any] = field(default_factory=dict)
     """Your own, by name: `{_target_: package.module.function, ...}`, called with `predictions` and `references`
     (lists of ints), returning a number or a dict of numbers; an `evaluate.Metric` class works too."""
@@ -63,7 +72,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         at_least(self, "eval", 0, "every_epochs", "every_steps")
-        at_least(self, "eval", 1, "batch_size")
+        at_least(self, "eval", 1, "batch_size", "max_new_tokens")
         number = isinstance(self.threshold, float) and 0 < self.threshold < 1
         if self.threshold not in (None, "f1") and not number:
             raise ConfigError(f"eval.threshold={self.threshold}: must be f1, or a probability between 0 and 1")
