@@ -58,6 +58,10 @@ CHANGES = {
     "loss.class_weights": "balanced",
     "loss.label_smoothing": 0.1,
     "loss.focal_gamma": 2.0,
+    "model.lora.rank": 4,
+    "model.lora.adapter": "a/folder",
+    "eval.generate": True,
+    "eval.max_new_tokens": 8,
     "eval.threshold": "f1",
 }
 """Keys that decide what is learned, or which weights are handed on."""
@@ -222,6 +226,7 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "schedule.args",
         "eval.every_epochs",
         "early_stopping.min_delta",
+        *(f"model.lora.{name}" for name in ("alpha", "dropout", "targets", "rslora", "dora")),
     }
     whole = ("data.", "benchmark.", "strategy.", "compile.", "compute.", "launch.")  # groups that never decide
     missing = [key for key in groups(to_dict(RunConfig())) if key not in known and not key.startswith(whole)]

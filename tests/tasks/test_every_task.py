@@ -201,13 +201,14 @@ def test_same_weights_for_every_split_of_the_global_batch(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_weights_did_change(calm: Any, tiny_model: Path, case: str) -> None:
+def test_the_weights_did_change(calm: Any, tiny_model: Path, language_model: Path, case: str) -> None:
     """Guards the tests above against a loop that trains nothing."""
     from safetensors.numpy import load_file
 
-    start, found = load_file(tiny_model / "model.safetensors"), weights(calm(case)[0])
-    name = "encoder.layer.0.attention.self.value.weight"
-    assert np.abs(found[f"bert.{name}"] - start[name]).max() > 1e-4
+    first, found = case in CLASSIFIERS, weights(calm(case)[0])
+    start = load_file((tiny_model if first else language_model) / "model.safetensors")
+    name = "encoder.layer.0.attention.self.value.weight" if first else "model.layers.0.self_attn.v_proj.weight"
+    assert np.abs(found[f"bert.{name}" if first else name] - start[name]).max() > 1e-4
 
 
 @pytest.mark.parametrize("case", CLASSIFIERS)
@@ -332,9 +333,9 @@ BAD: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
     "no column": ("sft", [{"prompt": "it"}], {"columns": None}, r"data.completion=completion: no such column"),
     "long prompt": (
         "sft",
-        [{"prompt": "it " * 9, "completion": "no"}] * 2,
+        [{"prompt": "it " * 9, "completion": "no"}, {"prompt": "is " * 9, "completion": "no"}],
         {"max_length": 8},
-        r"row 3: its prompt alone has 8 tokens or more, .*\(and 1 more\): data.max_length=",
+        r"row [34]: its prompt alone has 8 tokens or more, .*: data.max_length=",
     ),
     "no messages": ("sft", [{"prompt": "x"}], {"messages": "prompt"}, r"row 1: there is no list of messages"),
     "no role": (
