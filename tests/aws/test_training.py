@@ -5,6 +5,7 @@ What is asserted comes from the stand-in's list of machines and from their own l
 
 import re
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from farm import Farm, Instance
-from project import Finished, Project, read_until, terminated
+from project import Finished, Project, terminated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -147,27 +148,44 @@ FOUR = ["launch.num_processes=4", "launch.threads=1"]
 
 @pytest.fixture(scope="module")
 def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[dict[str, Any]]:
-    """Two spot machines with two processes each, 100 steps: one machine is taken away without a notice at step 30, and
-    one of those that replace both with a notice, at their first checkpoint."""
+    """Two spot machines with two processes each, 100 steps, held after step 35: one machine is taken away without a
+    notice. Those that replace both are held after step 45: one of them gets a notice, and then they go on.
+
+    Nothing rests on time: a step can only be saved before its attempt is held, and the notice is longer than EC2's,
+    since the machines are taken down as soon as all is saved."""
     with farm.inside():
-        farm.client("s3").create_bucket(Bucket="skytune-checkpoints")
+        s3 = farm.client("s3")
+        s3.create_bucket(Bucket="skytune-checkpoints")
     project = new_project(infra="aws/us-west-2", instance_type="m5.large", use_spot=True, num_nodes=2)
     words = [*small, "max_steps=100", "checkpoint.every_steps=10", "log.every_seconds=0", *FOUR]
-    slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0.8", "plugins=[slowly]"]
+    hold = ["+callbacks.hold._target_=slowly.Hold", "plugins=[slowly]"]
     before = farm.instances(gone=True)
-    process = project.start(*words, *slow, "checkpoint.store=s3://skytune-checkpoints/runs")
+    process = project.start(*words, *hold, "checkpoint.store=s3://skytune-checkpoints/runs")
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.extend(process.stdout or []))
+    reader.start()
 
-    def take(notice_s: float) -> None:
-        farm.preempt(next(each for each in farm.instances() if not each.head), notice_s=notice_s)
+    def other_machine(saved: int) -> Instance:
+        """Return the machine that is not the head, once a step is saved."""
 
-    said = read_until(process, "checkpoint: step 30 saved")
-    take(0)
-    said += read_until(process, "attempt 2 of 3")
-    said += read_until(process, "checkpoint: step ")
-    take(120)  # as long as EC2 gives; the machines are taken down as soon as all is saved
-    rest, _ = process.communicate(timeout=900)
-    print(rest)
-    yield {"project": project, "out": said + rest, "code": process.returncode, "machines": farm.since(before)}
+        def there() -> bool:
+            assert process.poll() is None, "".join(said)
+            with farm.inside():
+                found = s3.list_objects_v2(Bucket="skytune-checkpoints").get("Contents", [])
+            return any(each["Key"].endswith(f"step-{saved:08d}/manifest.json") for each in found)
+
+        farm.wait(there, seconds=1200, for_=f"step {saved}")
+        return next(each for each in farm.instances() if not each.head)
+
+    farm.preempt(other_machine(saved=30), notice_s=0)
+    farm.preempt(other_machine(saved=40), notice_s=1200)
+    for each in farm.instances():
+        farm.execute(each, ["touch", "/tmp/go-on"])
+    process.wait(1200)
+    reader.join()
+    out = "".join(said)
+    print(out)
+    yield {"project": project, "out": out, "code": process.returncode, "machines": farm.since(before)}
 
 
 def test_a_run_on_two_machines_survives_losing_them(farm: Farm, preempted: dict[str, Any]) -> None:
@@ -176,9 +194,9 @@ def test_a_run_on_two_machines_survives_losing_them(farm: Farm, preempted: dict[
     assert len(machines) == 6 and not any(each.running for each in machines)
     project: Project = preempted["project"]
     result = project.result()
-    assert result["world_size"] == 4 and result["steps"] == 100 and result["resumed_from"] >= 40
+    assert result["world_size"] == 4 and result["steps"] == 100 and result["resumed_from"] > 45
     assert [each["ended"] for each in result["cost"]["attempts"]] == ["lost", "preempted", "done"]
-    assert re.search(r"resuming from step [3-9]0 .*resuming from step", preempted["out"], re.DOTALL)
+    assert re.search(r"resuming from step 30 .*resuming from step", preempted["out"], re.DOTALL)
     assert result["cost"]["phases"]["lost_s"] > 0 and result["machine_attempts"] == 3
     # Each is rounded to 0.0001 dollars.
     assert result["cost"]["usd"] >= sum(each["usd"] for each in result["cost"]["attempts"]) - 2.1e-4
@@ -194,9 +212,8 @@ def test_the_weights_are_those_of_a_run_at_home(preempted: dict[str, Any], small
     project: Project = preempted["project"]
     there = load_file(project.run_folder() / "outputs" / "model" / "model.safetensors")
     words = [*small, "max_steps=100", *FOUR, "compute=local", "compute.device=cpu", "cache=false"]
-    slow = ["+callbacks.slow._target_=slowly.Slow", "+callbacks.slow.seconds=0", "plugins=[slowly]"]
     command = str(project.place / "src" / "run.py")
-    project.python(command, *words, *slow, timeout=600, SKYTUNE_HOME=str(tmp_path / "home"))
+    project.python(command, *words, timeout=600, SKYTUNE_HOME=str(tmp_path / "home"))
     (here,) = (tmp_path / "home" / "runs").glob("*/outputs/model/model.safetensors")
     for name, value in load_file(here).items():
         assert torch.equal(there[name], value), f"{name}: {(there[name] - value).abs().max():.1e} apart"
