@@ -1,3 +1,4 @@
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -5,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skytune.materializers.preview import preview
+from skytune.materializers.preview import model_card, preview
 from skytune.materializers.summary import describe, label_counts, summarize, token_lengths
 
 datasets = pytest.importorskip("datasets")
@@ -103,3 +104,22 @@ def test_the_preview_is_escaped_small_and_needs_nothing_from_elsewhere(tmp_path:
     assert "http" not in page and "prefers-color-scheme: dark" in page
     assert "1,000 (50.0%)" in page and page.count("<rect") == 24 + 1
     assert page.count("<tr>") == 2 + 5 + 1 and "<td>1 good</td>" in page and "<td>0, 1, 2</td>" in page
+
+
+def test_the_preview_shows_texts_and_what_was_predicted() -> None:
+    data = datasets.Dataset.from_dict({"input_ids": [[1], [2]], "labels": [0, 1]})
+    data.samples = [("a.csv, row 1", "pos", "a <b>fine</b> film")]
+    page = preview(data)
+    assert "a.csv, row 1" in page and "a &lt;b&gt;fine&lt;/b&gt; film" in page
+    told = datasets.Dataset.from_dict({"row": [7, 8], "label": [1, -1], "logits": [[0.0, 2.0], [1.0, 0.0]]})
+    assert "Predictions" not in preview(told)
+    told.class_names = ["neg", "pos"]
+    cells = re.findall("<td>(.*?)</td>", preview(told).partition("Predictions")[2])
+    assert cells[:8] == ["7", "pos", "pos", "neg 0.119, pos 0.881", "8", "unknown", "neg", "neg 0.731, pos 0.269"]
+    told.class_names = ["one", "two", "three"]
+    assert "Predictions" not in preview(told)
+
+
+def test_a_models_card() -> None:
+    page = model_card({"parameters": 1234567, "architecture": "<Bert>", "labels": ["neg", "pos"], "dtypes": ["F32"]})
+    assert "1,234,567" in page and "&lt;Bert&gt;" in page and "neg, pos" in page and "<Bert>" not in page

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 ARTIFACTS = {
-    "load_data": {"train_dataset", "validation_dataset", "test_dataset", "tokenizer"},
+    "load_data": {"train_dataset", "validation_dataset", "test_dataset", "tokenizer", "texts"},
     "train_model": {"model", "predictions", "training_report"},
     "evaluate_model": {"metrics", "report"},
 }

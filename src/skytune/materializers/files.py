@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from zenml.enums import VisualizationType
 from zenml.materializers.base_materializer import BaseMaterializer
 from zenml.utils import io_utils
 
@@ -79,6 +80,19 @@ class FolderMaterializer(BaseMaterializer):
                     "store (ZENML_LOCAL_STORES_PATH) or temporary files (TMPDIR) on another disk"
                 ) from error
             raise
+
+    def write_preview(self, page: str) -> dict[str, VisualizationType]:
+        """Write what the dashboard shows beside the artifact's files."""
+        uri = f"{self.uri.rstrip('/')}/{PREVIEW_FILE}"
+        try:
+            with self.artifact_store.open(uri, "w") as file:
+                file.write(page)
+        except BaseException:
+            # ZenML goes on without a preview then; half of one must not stay.
+            if self.artifact_store.exists(uri):
+                self.artifact_store.remove(uri)
+            raise
+        return {uri: VisualizationType.HTML}
 
     def _write(self, folder: Path, data: Any) -> None:
         self.write(folder, data)

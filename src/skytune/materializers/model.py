@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zenml.enums import ArtifactType
+from zenml.enums import ArtifactType, VisualizationType
 from zenml.metadata.metadata_types import StorageSize
 from zenml.utils import io_utils
 
@@ -15,6 +15,7 @@ from ..data.linking import link_or_copy, share
 from ..job import read_json
 from ..models import load_saved
 from .files import FolderMaterializer
+from .preview import model_card
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,6 +92,10 @@ class ModelFolderMaterializer(FolderMaterializer):
             "bytes": StorageSize(sum(path.stat().st_size for path in files)),
             **_of_config(config.get("architectures"), config.get("model_type"), config.get("id2label")),
         }
+
+    def save_visualizations(self, data: ModelFolder) -> dict[str, VisualizationType]:
+        """Write a card beside the files."""
+        return self.write_preview(model_card(self.extract_metadata(data)))
 
 
 def _walk(folder: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """A small HTML page that shows a stored data set in the dashboard: no script, no font, nothing from elsewhere."""
 
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 _ROWS = 5
+_PREDICTED = 20
 _COLUMNS = 12
 _TEXT = 160
 _BINS = 24
@@ -40,10 +42,25 @@ def preview(dataset: "Dataset | DatasetDict") -> str:
     """Return the page: for every split its rows, label balance, length histogram and first rows."""
     splits = dict(dataset) if isinstance(dataset, dict) else {str(dataset.split or "data"): dataset}
     body = "".join(_section(str(name), split) for name, split in splits.items())
+    return _page("Data set", body)
+
+
+def _page(title: str, body: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>Data set</title><style>{_STYLE}</style></head><body>{body}</body></html>"
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>{body}</body></html>"
     )
+
+
+def model_card(values: dict[str, Any]) -> str:
+    """Return a page that says what a stored model is."""
+    rows = []
+    for name, value in values.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        rows.append((name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else str(shown)))
+    title = escape(str(values.get("architecture", "Model")))
+    how = "<p>transformers loads it from the artifact's folder: <code>pipeline(model=PATH)</code></p>"
+    return _page("Model", f"<section><h2>{title}</h2>{_rows_table(('', ''), rows)}{how}</section>")
 
 
 def _section(name: str, dataset: "Dataset") -> str:
@@ -60,8 +77,35 @@ def _section(name: str, dataset: "Dataset") -> str:
         parts.append(f"<h3>Tokens per row: mean {length['mean']:g}, 99 in 100 at most {length['p99']}</h3>")
         parts.append(_histogram(tokens))
     if len(dataset):
+        parts += [f"<h3>{title}</h3>{table}" for title, table in _readable(dataset)]
         parts.append(f"<h3>First rows</h3>{_table(dataset, summary['features'])}")
     return f"<section>{''.join(parts)}</section>"
+
+
+def _readable(dataset: "Dataset") -> Iterator[tuple[str, str]]:
+    """Yield tables of the first rows in words: the texts of a split that was just prepared (`samples`), classes and
+    probabilities of predictions whose classes are known (`class_names`)."""
+    if samples := getattr(dataset, "samples", None):
+        yield "Texts", _rows_table(("where", "label", "text"), samples)
+    names = getattr(dataset, "class_names", None)
+    if names and {"row", "label", "logits"} <= set(dataset.column_names):
+        from scipy.special import softmax
+
+        rows = []
+        for row in dataset.with_format(None).select(range(min(_PREDICTED, len(dataset)))):
+            if len(row["logits"]) != len(names):
+                return  # not one number a class
+            shares = softmax(row["logits"])
+            true = names[row["label"]] if 0 <= row["label"] < len(names) else "unknown"
+            told = ", ".join(f"{name} {share:.3f}" for name, share in zip(names, shares, strict=True))
+            rows.append((row["row"], true, names[int(shares.argmax())], told))
+        yield "Predictions", _rows_table(("row", "true", "predicted", "probabilities"), rows)
+
+
+def _rows_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(value, [])}</td>" for value in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _balance(counts: dict[str, int]) -> str:

@@ -17,11 +17,17 @@ from ..steps.train_model import train_model
 def training(config: dict[str, Any]) -> None:
     """Fine-tune a model: load and split the data, train in worker processes, score."""
     run = RunConfig.parse(config)
-    train, validation, test, tokenizer = on(load_data, run)(**for_load_data(run))
+    train, validation, test, tokenizer, texts = on(load_data, run)(**for_load_data(run))
     training_step = elsewhere(on(train_model, run), run)
     _, predictions, report = training_step(train, validation, test, tokenizer, **for_train_model(run))
     on(evaluate_model, run)(
-        validation, test, tokenizer, predictions=predictions, training_report=report, **for_evaluate_model(run)
+        validation,
+        test,
+        tokenizer,
+        predictions=predictions,
+        texts=texts,
+        training_report=report,
+        **for_evaluate_model(run),
     )
 
 
@@ -29,8 +35,8 @@ def training(config: dict[str, Any]) -> None:
 def evaluate(config: dict[str, Any]) -> None:
     """Score a trained model, which predicts first, on the validation and test split of a data set."""
     run = RunConfig.parse(config)
-    _, validation, test, tokenizer = on(load_data, run)(**for_load_data(run))
-    on(evaluate_model, run)(validation, test, tokenizer, **for_evaluate_model(run))
+    _, validation, test, tokenizer, texts = on(load_data, run)(**for_load_data(run))
+    on(evaluate_model, run)(validation, test, tokenizer, texts=texts, **for_evaluate_model(run))
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)

@@ -65,8 +65,8 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
 
 
 def _run(client: "Client", config: RunConfig) -> Any:
-    """Run the pipeline; again where an artifact of a cached step cannot be used (each of four can be such a one)."""
-    for _ in range(4):
+    """Run the pipeline; again where an artifact of a cached step cannot be used (each of five can be such a one)."""
+    for _ in range(5):
         try:
             return PIPELINES[config.pipeline](to_dict(config))
         except UserError as error:
@@ -141,5 +141,6 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
         trackers=tracker_places(result) if trained else {},
         headline=metrics["headline"]["test"],
         pipeline=metrics["pipeline"],
+        warning=metrics["warning"],
     )
     return Finished(text, "" if cached else str(result.get("save_failed") or ""))

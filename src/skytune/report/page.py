@@ -1,6 +1,6 @@
 """The report of a run: one HTML page that needs nothing but itself (no script, font, image or address is loaded)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,6 +10,7 @@ import yaml
 
 from ..common import text
 from ..common.mappings import flatten
+from ..config import ScheduleConfig, from_dict
 from ..pricing.cost import dollars
 from ..tasks.classification import wilson
 from .charts import Series, line_chart, reliability_chart, scatter_chart
@@ -19,6 +20,9 @@ SETTINGS = (
     *("optimizer.name", "optimizer.lr", "optimizer.weight_decay", "optimizer.clip_norm"),
     *("schedule.name", "schedule.warmup_ratio", "schedule.warmup_steps", "data.fraction", "data.max_rows"),
 )
+
+FEW_CLASSES = 4
+"""So many stand in the subtitle with their rows."""
 
 MOST_CLASSES = 40
 """With more classes than this a confusion matrix cannot be read; the most frequent confusions are listed instead."""
@@ -47,6 +51,8 @@ def build_report(
     data_notes: dict[str, Any],
     labels: Sequence[str],
     links: dict[str, str],
+    warning: str = "",
+    origin: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page. It is read well at 500 and at 1400 pixels, in light and in dark, and inside an iframe.
 
@@ -59,15 +65,19 @@ def build_report(
         config: the run's configuration as plain values.
         data_notes: what happened to the data (leaks dropped, texts truncated), by name; groups may nest.
         labels: class names.
+        warning: one line that stands first.
+        origin: where the run was asked for: `command`, `host`, `time`, `git_commit`, `git_dirty`; those that are known.
         links: where things lie, by name: `model`, `dashboard`, ...; web addresses become links.
     """
+    counted = str(data_notes.get("classes") or "") if len(labels) <= FEW_CLASSES else ""  # `2 classes: neg (60), ...`
     headline = "test" if "test" in evaluations else next(iter(evaluations), None)
     rest = [name for name in evaluations if name != headline]
     ordered = {name: evaluations[name] for name in ([headline] if headline else []) + rest}
     return render(
         "page.html.jinja",
         title=title,
-        subtitle=_subtitle(training, _what(evaluations, labels, config), config),
+        subtitle=_subtitle(training, counted or _what(evaluations, labels, config), config),
+        warning=warning,
         cards=headline_cards(training, evaluations[headline] if headline else None, headline),
         links={
             name: {"text": str(value), "web": str(value).startswith(("http://", "https://"))}
@@ -76,8 +86,8 @@ def build_report(
         },
         metric_names=list(dict.fromkeys(name for found in evaluations.values() for name in found["metrics"])),
         evaluations={name: _drawn(found) for name, found in ordered.items()},
-        charts=_charts(history, training, list(evaluations[headline]["headline"]) if headline else []),
-        facts=run_facts(training),
+        charts=_charts(history, training, config, list(evaluations[headline]["headline"]) if headline else []),
+        facts=[*_origin_facts(origin or {}), *run_facts(training)],
         phases=phase_shares(training),
         cost=training.get("cost_line") or "n/a (no price known)",
         notes=flat(data_notes),
@@ -118,7 +128,7 @@ def _subtitle(training: dict[str, Any], what: str, config: dict[str, Any]) -> st
     source = (
         data.get("name") if data.get("source") in ("packaged", "hub") else data.get("_target_") or data.get("train")
     )
-    parts = [model.get("name") or model.get("_target_"), source, what]
+    parts = [model.get("_target_") or model.get("name"), source, what]
     if training.get("world_size"):
         parts.append(f"{training['world_size']} × {training.get('device', '?')}")
     return " · ".join(str(part) for part in parts if part)
@@ -153,8 +163,20 @@ def _classification(found: dict[str, Any]) -> dict[str, Any]:
         **found,
         "names": names,
         "matrix": matrix if len(names) <= MOST_CLASSES else None,
-        "confused": confused[:20],
+        "confused": confused[: 20 if len(names) > MOST_CLASSES else 5],
+        "orders": _orders(found["classes"]),
         "reliability": reliability_chart(found["calibration"]["bins"]),
+    }
+
+
+def _orders(classes: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the classes in each order in which they can be shown, by its name; one where there are few."""
+    if len(classes) <= 2:
+        return {"as they are numbered": list(classes)}
+    return {
+        "as they are numbered": list(classes),
+        "lowest F1 first": sorted(classes, key=lambda entry: entry["f1"]),
+        "most rows first": sorted(classes, key=lambda entry: -entry["support"]),
     }
 
 
@@ -166,7 +188,9 @@ VIEWS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"classification"
 """What is drawn of a section before its macro is given it, by macro."""
 
 
-def _charts(history: list[dict[str, Any]], training: dict[str, Any], first: list[str]) -> list[dict[str, Any]]:
+def _charts(
+    history: list[dict[str, Any]], training: dict[str, Any], config: dict[str, Any], first: list[str]
+) -> list[dict[str, Any]]:
     steps = [record for record in history if record.get("kind") == "step"]
     checks = [record for record in history if record.get("kind") == "validation"]
     at = [record["step"] for record in steps]
@@ -198,12 +222,33 @@ def _charts(history: list[dict[str, Any]], training: dict[str, Any], first: list
     if len(checks) > 1:  # a single validation is a number, and stands in the loss chart and the table
         scores = [checked(name, 2 + place, titled(name)) for place, name in enumerate(first[:2] or ["accuracy", "f1"])]
         chart("Validation scores", [line for lines in scores for line in lines], mark=best)
-    single("Learning rate", "lr", f"highest recorded {_of(max, column('lr'))}", smooth=False)
+    single("Learning rate", "lr", f"peak {_peak_rate(config, column('lr'))}", smooth=False)
     single("Gradient norm", "grad_norm", f"before clipping; median {_of(median, column('grad_norm'))}")
     single("Samples per second", "samples_per_s", f"median {_of(median, column('samples_per_s'))}")
     if len(charts) % 2:  # an odd number would leave a hole in the grid
         single("Tokens per second", "tokens_per_s", f"median {_of(median, column('tokens_per_s'))}")
     return charts
+
+
+def _peak_rate(config: dict[str, Any], recorded: Sequence[float | None]) -> str:
+    """Return the highest rate of the run, which the records, of every few steps, may have missed."""
+    schedule, optimizer = config.get("schedule"), config.get("optimizer")
+    if not schedule or not optimizer or schedule.get("_target_"):
+        return f"recorded {_of(max, recorded)}"
+    size = (config.get("batch") or {}).get("global_size", ScheduleConfig.scale_reference)
+    return text.number(optimizer["lr"] * from_dict(ScheduleConfig, schedule).lr_scale(size))
+
+
+def _origin_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
+    commit = origin.get("git_commit")
+    dirty = ", with changes that are not committed" if origin.get("git_dirty") else ""
+    rows = [
+        ("date", origin.get("time")),
+        ("command", origin.get("command")),
+        ("host", origin.get("host")),
+        ("git commit", f"{commit}{dirty}" if commit else None),
+    ]
+    return [(name, str(value)) for name, value in rows if value]
 
 
 def _of(function: Callable[[list[float]], float], values: Sequence[float | None]) -> str:
@@ -318,9 +363,11 @@ def key_settings(config: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def flat(notes: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested notes as pairs of words and text."""
+    """Return nested notes as pairs of words and text; what did not happen (0, nothing) is left out."""
     rows: list[tuple[str, str]] = []
     for key, value in notes.items():
+        if value in (0, "", [], None):
+            continue
         name = f"{prefix}{text.words(str(key))}"
         if isinstance(value, dict):
             rows += flat(value, f"{name}: ")

@@ -15,6 +15,7 @@ from ..job import JobDir, read_json, write_json
 from ..pricing.cost import cost_of
 from ..tasks import Scoring, Shown, find
 from ..training.outputs import columns_of
+from .learned import nothing_learned
 from .page import build_report
 
 
@@ -84,8 +85,8 @@ def score(
     labels: list[str],
     shown: Mapping[str, Shown],
     report: dict[str, Any],
-) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return (evaluation by split, the report as HTML).
+) -> tuple[dict[str, dict[str, Any]], str, str]:
+    """Return (evaluation by split, the report as HTML, what is to be said of a run that has learned nothing or empty).
 
     Args:
         config: `resolved`.
@@ -106,6 +107,8 @@ def score(
         scoring = Scoring.of(config.eval, labels, settings=result.get("settings", {}), shown=shown[name].picked(rows))
         found[name] = task.score(collected, targets, scoring).as_dict()
     trained = config.pipeline is Pipeline.training
+    test = found.get("test")
+    warning = nothing_learned(test, report.get("history", []), result, to_dict(config)) if test and trained else ""
     page = build_report(
         title=result.get("run_key", config.name or "evaluation"),
         training={**result, "cost_line": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
@@ -119,8 +122,20 @@ def score(
             "run folder": result.get("run_folder", ""),
             **(tracker_places(result) if trained else {}),
         },
+        warning=warning,
+        origin=origin_of(result),
     )
-    return found, page
+    return found, page, warning
+
+
+def origin_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where a run was asked for, as its job file says it; empty where it does not."""
+    file = Path(result.get("run_folder") or ".") / "job.json"
+    try:
+        found = read_json(file).get("origin")
+    except (OSError, UserError, ValueError):
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def model_path(config: RunConfig, result: Mapping[str, Any]) -> str:

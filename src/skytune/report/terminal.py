@@ -28,6 +28,7 @@ def summary(
     trackers: dict[str, str] | None = None,
     headline: Sequence[str] = ("accuracy", "f1"),
     pipeline: str = "text-classification",
+    warning: str = "",
 ) -> str:
     """Return what a person wants to know when the prompt comes back; no colour codes, so that it can be piped.
 
@@ -35,6 +36,7 @@ def summary(
         metrics: of the held-out test split: `n_rows`, and any others.
         headline: those of them that stand first.
         pipeline: what `transformers.pipeline` calls the task; empty where it has none.
+        warning: what is to be said of a run that has learned nothing.
         training: `outputs/result.json`, and `cost_line`; empty where nothing was trained.
         model_path: folder that `transformers.pipeline` loads, unless the network is the user's own.
         dashboard: address of this run, None where no dashboard is connected.
@@ -46,6 +48,8 @@ def summary(
     """
     width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     facts = [("test", _scores(metrics, headline))]
+    if warning:
+        facts.append(("warning", warning.split(" ")))
     if training:
         facts.append(("training", _training(training, cached)))
         if training.get("cost_line"):

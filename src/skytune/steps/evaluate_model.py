@@ -12,7 +12,7 @@ from ..report.training_rows import rows_trained_on
 from ..tasks import Shown, find, resolved
 from ..tasks.metrics import check
 from .context import named_sets, started, stored_tokenizer, whole_config
-from .types import Dataset, Datasets, Predictions, TokenizerFiles
+from .types import Dataset, Datasets, Predictions, Texts, TokenizerFiles
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ def evaluate_model(
     evaluation: dict[str, Any],
     fingerprints: dict[str, str],
     predictions: Predictions = None,
+    texts: Texts = None,
     training_report: dict[str, Any] | None = None,
     checkpoint: str | None = None,
 ) -> tuple[Annotated[dict[str, Any], "metrics"], Annotated[HTMLString, "report"]]:
@@ -46,8 +47,8 @@ def evaluate_model(
         predictions = read_predictions(done.job, list(splits))
         seen = rows_trained_on(str(checkpoint), splits, config)
         report = {"result": {**done.result, "predicted_only": True, "trained_on": seen}, "history": []}
-    shown = {name: Shown(split, files) for name, split in splits.items()}
-    found, page = score(config, predictions, class_names(test_dataset), shown, report)
+    shown = {name: Shown(split, files, own=(texts or {}).get(name)) for name, split in splits.items()}
+    found, page, warning = score(config, predictions, class_names(test_dataset), shown, report)
     folder = Path(report["result"]["run_folder"])
     write_report(folder, page)
     places = write_beside(folder, found, checkpoint, fingerprints)
@@ -55,7 +56,7 @@ def evaluate_model(
     numbers = {f"{name}_{key}": value for name, scored in metrics.items() for key, value in scored.items()}
     log_metadata({key: value for key, value in numbers.items() if value is not None})
     headline = {name: list(entry["headline"]) for name, entry in found.items()}
-    about: dict[str, Any] = {"headline": headline, "pipeline": find(config.task).pipeline}
+    about: dict[str, Any] = {"headline": headline, "pipeline": find(config.task).pipeline, "warning": warning}
     return {
         "splits": metrics,
         **about,

@@ -8,7 +8,7 @@ from zenml import log_metadata, step
 
 from ..config import DataConfig, ModelConfig, TaskConfig, from_dict
 from ..config.scrubbing import scrubbed
-from .types import Dataset, Datasets, Tokenizer
+from .types import Dataset, Datasets, Texts, Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +27,12 @@ def load_data(
     Annotated[Datasets, "validation_dataset"],
     Annotated[Dataset, "test_dataset"],
     Annotated[Tokenizer, "tokenizer"],
+    Annotated[Texts, "texts"],
 ]:
     """Read, split and tokenize the data, for a model of these classes; `fingerprints` is there for the cache alone.
 
     With further evaluation sets `validation_dataset` is a DatasetDict: `validation` first, then they by name (Hugging
-    Face's Trainer takes that as its `eval_dataset`).
+    Face's Trainer takes that as its `eval_dataset`). `texts` has the own texts of what is scored, for the report.
     """
     log.info("load_data: reading and tokenizing %s", data["name"] if data["source"] != "files" else data["train"])
     from datasets import DatasetDict
@@ -45,4 +46,5 @@ def load_data(
         found = prepare(source, network, seed, sets, classes, what)
     log_metadata({"data": json.loads(json.dumps(found.notes))}, artifact_name="train_dataset", infer_artifact=True)
     validation = DatasetDict({"validation": found.validation, **found.sets}) if found.sets else found.validation
-    return found.train, validation, found.test, found.tokenizer
+    texts = DatasetDict(found.texts) if found.texts else None
+    return found.train, validation, found.test, found.tokenizer, texts

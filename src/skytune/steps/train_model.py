@@ -26,7 +26,7 @@ def train_model(
     Annotated[dict[str, Any], "training_report"],
 ]:
     """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
-    from ..launch import SkyPilotLauncher, read_predictions, train
+    from ..launch import SkyPilotLauncher, class_names, read_predictions, train
     from ..pricing.cost import cost_of
     from ..training.outputs import last_values
 
@@ -45,4 +45,7 @@ def train_model(
     best = {f"best/{key}": value for key, value in (done.result.get("best") or {}).items()}
     cost = cost_of(done.result, config.compute.usd_per_hour)
     log_metadata({**numbers, **last_values(done.history), **best, **cost.as_dict(), "cost": cost.line()})
-    return ModelFolder(done.job.model), read_predictions(done.job, [*sets, "test"]), report
+    predictions = read_predictions(done.job, [*sets, "test"])
+    for split in predictions.values():
+        split.class_names = class_names(test_dataset)  # for the dashboard, while this process stores it
+    return ModelFolder(done.job.model), predictions, report

@@ -19,5 +19,6 @@ if TYPE_CHECKING:
     Datasets = Dataset | DatasetDict
     Tokenizer = PreTrainedTokenizerBase | None
     Predictions = DatasetDict | None
+    Texts = DatasetDict | None
 else:
-    Dataset = DatasetDict = Datasets = Tokenizer = Predictions = Any
+    Dataset = DatasetDict = Datasets = Tokenizer = Predictions = Texts = Any

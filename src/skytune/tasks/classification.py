@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from skytune.config import UserError
+from skytune.config import METRICS, MORE, UserError
 
 from .metrics import compute, decided
 
@@ -38,10 +38,11 @@ def evaluate_split(
         confusions: how many of the most confident mistakes are kept.
 
     Returns:
-        `metrics` (by name; None where a number is not defined) and `n_rows`; `classes`: name, precision, recall, f1,
-        support and predicted rows of each; `averages` of them; `confusion`: counts [k][k], row = true class;
-        `calibration`: see there; `mistakes`: row, text, true and predicted class and their probabilities, most
-        confident first; `n_mistakes`.
+        `metrics` (by name; None where a number is not defined) and `n_rows`; `majority`: the packaged metrics of who
+        always says the most frequent class (its loss is the entropy of the classes' shares); `classes`: name,
+        precision, recall, f1, support and predicted rows of each; `averages` of them; `confusion`: counts [k][k], row =
+        true class; `calibration`: see there; `mistakes`: row, where it stands, text, true and predicted class and their
+        probabilities, most confident first; `n_mistakes`; `own_texts`: whether these are the texts of the file.
 
     Raises:
         UserError: rows that cannot be scored, or a metric that fails; see `skytune.tasks.metrics.compute`.
@@ -63,9 +64,14 @@ def evaluate_split(
     table = dict(zip(("precision", "recall", "f1", "support"), columns, strict=True))
     table["predicted"] = confusion.sum(axis=0)
     names = [str(name) for name in class_names]
+    counts = confusion.sum(axis=1)
+    # What is known of a row that nobody looks at: the shares of the classes.
+    blind = np.broadcast_to(np.log(np.maximum(counts, 0.5) / max(counts.sum(), 1)), (len(truth), classes))
+    majority = compute([name for name in metrics if name in (*METRICS, *MORE)], {}, blind, labels)
     return {
         "metrics": {name: _finite(value) for name, value in scored.items() if name != "n_rows"},
         "n_rows": len(truth),
+        "majority": {name: _finite(value) for name, value in majority.items() if name != "n_rows"},
         "classes": [
             {"name": names[i], **{column: values[i].item() for column, values in table.items()}} for i in range(classes)
         ],
@@ -74,6 +80,7 @@ def evaluate_split(
         "calibration": calibration(probabilities, truth),
         "mistakes": _mistakes(probabilities, predicted, truth, names, texts, confusions),
         "n_mistakes": int(np.sum(predicted != truth)),
+        "own_texts": _own(texts),
     }
 
 
@@ -132,15 +139,17 @@ def _mistakes(
     predicted: np.ndarray,
     labels: np.ndarray,
     names: list[str],
-    texts: Sequence[Any] | None,
+    texts: Any,
     count: int,
 ) -> list[dict[str, Any]]:
+    own = _own(texts)
     confidence = probabilities[np.arange(len(predicted)), predicted]
     wrong = np.flatnonzero(predicted != labels)
     first = wrong[np.argsort(-confidence[wrong], kind="stable")][:count]
     return [
         {
             "row": int(row),
+            "where": texts.where(int(row)) if own else "",
             "text": None if texts is None else _text(texts[int(row)]),
             "true": names[labels[row]],
             "predicted": names[predicted[row]],
@@ -149,6 +158,11 @@ def _mistakes(
         }
         for row in first
     ]
+
+
+def _own(texts: Any) -> bool:
+    """Whether these are the texts of the file, with where they stand there (see `task.Shown`)."""
+    return getattr(texts, "own", None) is not None
 
 
 def _text(value: Any) -> str:

@@ -20,22 +20,34 @@ Collected = Ragged
 
 
 class Shown(Sequence[Any]):
-    """The rows of a split as a person reads them: their texts as the model saw them, decoded when one is asked for."""
+    """The rows of a split as a person reads them: the file's own texts, or else, decoded when one is asked for, those
+    that the model saw.
 
-    def __init__(self, split: Any, tokenizer: Any, rows: np.ndarray | None = None) -> None:
+    Args:
+        own: a data set of `text` and `where` (it stands), a row a row of the split; None where they are not known.
+    """
+
+    def __init__(self, split: Any, tokenizer: Any, rows: np.ndarray | None = None, own: Any = None) -> None:
         # Plain numbers: in torch's format one row would import torch.
-        self.split, self.tokenizer, self.rows = split.with_format(None), tokenizer, rows
+        self.split, self.tokenizer, self.rows, self.own = split.with_format(None), tokenizer, rows, own
 
     def __len__(self) -> int:
         return len(self.split if self.rows is None else self.rows)
 
     def picked(self, rows: np.ndarray) -> "Shown":
         """Return these rows, in this order."""
-        return Shown(self.split, self.tokenizer, rows)
+        return Shown(self.split, self.tokenizer, rows, self.own)
+
+    def where(self, place: int) -> str:
+        """Return where a row stands: `reviews.csv, row 5`."""
+        return str(self.own[self._number(place)]["where"])
+
+    def _number(self, place: Any) -> int:
+        return int(place if self.rows is None else self.rows[place])
 
     def row(self, place: int) -> dict[str, Any]:
         """Return all columns of a row."""
-        return dict(self.split[int(place if self.rows is None else self.rows[place])])
+        return dict(self.split[self._number(place)])
 
     def words(self, place: int, ignored: int) -> list[str]:
         """Return the words of a row of which each has one label, made of their tokens."""
@@ -46,9 +58,11 @@ class Shown(Sequence[Any]):
         return [self.tokenizer.decode(part, skip_special_tokens=True) for part in tokens]
 
     def __getitem__(self, place: Any) -> Any:
+        if self.own is not None:
+            return self.own[self._number(place)]["text"]
         row = self.row(place)
         if self.tokenizer is None or "input_ids" not in row:
-            return f"row {int(place if self.rows is None else self.rows[place])}"
+            return f"row {self._number(place)}"
         return self.tokenizer.decode(row["input_ids"], skip_special_tokens=True)
 
 
