@@ -233,6 +233,7 @@ EVERYDAY = {
     "data=files": "pipelines/test_cache.py::test_first_run_computes_everything",
     "data.label_map": "data/test_labels.py::test_a_label_map_is_read_from_a_command_line_or_a_file",
     "task=regression": "tasks/test_every_task.py::test_plain_transformers_predicts_the_same_and_each_row_once",
+    "task=sft": "tasks/test_every_task.py::test_killed_and_resumed_nothing_differs",
     "model.name": "pipelines/test_end_to_end.py::test_labels_survive_into_the_model_and_the_pipeline_loads_it",
     "pipeline=evaluate": "pipelines/test_end_to_end.py::test_evaluate_pipeline_gives_the_same_scores",
     "launch.num_processes=2": "pipelines/test_end_to_end.py::test_two_processes_really_trained",
