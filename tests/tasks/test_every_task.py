@@ -15,8 +15,8 @@ from language_models import llama_folder
 
 from skytune.config import DataConfig, ModelConfig, RunConfig, TaskConfig, UserError, from_dict
 from skytune.data import prepare
-from skytune.tasks import find
-from skytune.training.outputs import read_predictions
+from skytune.tasks import Scoring, find
+from skytune.training.outputs import load_predictions, read_predictions
 
 MOODS = {"good": 1, "fine": 1, "nice": 1, "bad": -1, "poor": -1, "dull": -1}
 REST = ["the", "a", "film", "plot", "cast", "is", "was", "it"]
@@ -293,6 +293,37 @@ def test_answers_are_generated_on_every_number_of_processes(lives: Any, lay: Any
         output = model.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, place:].tolist()
         end = words.eos_token_id
         assert answer == (output[: output.index(end)] if end in output else output) and count == len(answer)
+
+
+@pytest.mark.parametrize("case", ["text-classification", "two numbers", "multi-label", "token-classification"])
+def test_an_evaluation_of_what_was_saved_gives_the_same(lives: Any, calm: Any, case: str) -> None:
+    from forked_workers import Forked
+
+    from skytune.launch import predict
+
+    job, found = calm(case)
+    values = {
+        "pipeline": "evaluate",
+        "checkpoint": {"path": str(job / "outputs" / "model")},
+        "compute": {"device": "cpu"},
+    }
+    config = from_dict(RunConfig, {**values, "launch": {"num_processes": 1, "threads": 1}})
+    done = predict(config, str(config.checkpoint.path), {"test": found.test}, found.tokenizer, Forked(lives))
+    assert np.array_equal(flat(predictions(done.job.root)[2]), flat(predictions(job)[2]))
+    assert done.result.get("settings") == result(job).get("settings")
+
+
+def test_thresholds_are_chosen_on_validation_and_go_with_the_model(lives: Any, lay: Any) -> None:
+    job, found = lay("multi-label", "tuned", eval={"threshold": "f1"}, epochs=1)
+    life = lives.live(job, 2)
+    assert life.code == 0, life.said
+    values = json.loads((job / "outputs" / "model" / "config.json").read_text())
+    chosen = values["skytune_thresholds"]
+    assert len(chosen) == len(found.labels) and result(job)["settings"] == {"skytune_thresholds": chosen}
+    task = find(TaskConfig(name="multi-label"))
+    _, targets, collected = load_predictions(job / "outputs" / "predictions" / "validation.arrow")
+    assert task.tune is not None
+    assert task.tune(collected, targets, Scoring(names=found.labels)) == {"skytune_thresholds": chosen}
 
 
 BAD: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
