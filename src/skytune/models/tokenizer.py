@@ -124,6 +124,15 @@ def takes_specials_as_text(tokenizer: Any) -> bool:
     return tokenizer.init_kwargs.get(RULE) != SpecialTokens.control.value
 
 
+def see_blanks(tokenizer: Any) -> None:
+    """Have a byte-level tokenizer (GPT-2's, RoBERTa's) see a blank before a word that is given alone, as it saw one
+    before every word when its model was trained; in place, and its files say so from then on."""
+    part = tokenizer.backend_tokenizer.pre_tokenizer
+    if getattr(tokenizer, "add_prefix_space", None) is False and hasattr(part, "add_prefix_space"):
+        part.add_prefix_space = tokenizer.add_prefix_space = tokenizer.init_kwargs["add_prefix_space"] = True
+        tokenizer.backend_tokenizer.pre_tokenizer = part
+
+
 def max_length(tokenizer: Any, config: Any) -> int | None:
     """Return the number of tokens that the model takes at most; None where nothing is known.
 

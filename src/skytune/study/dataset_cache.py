@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import data, models
 from ..config import NotReachable, RunConfig, to_dict
+from ..tasks import prepared
 from .cells import Cell
 from .plan import Plan
 from .store import FINISHED, ResultsStore
@@ -34,10 +35,10 @@ class Splits:
             UserError: they cannot be had.
             NotReachable: they are on the Hub, which does not answer.
         """
-        key = _key(cell, to_dict(cell.config.data))
+        key = _key(cell, {**to_dict(cell.config.data), "task": to_dict(cell.config.task)})
         with self._lock:
             if key not in self._found:
-                self._found[key] = data.prepare(cell.config.data, cell.config.model, self.seed, cell.config.eval.sets)
+                self._found[key] = prepared(cell.config, self.seed)
                 if len(self._found) > self.keep:
                     self._found.popitem(last=False)
             self._found.move_to_end(key)

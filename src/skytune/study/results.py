@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import data
 from ..common.mappings import flatten
 from ..common.text import MISSING, counted, duration, number
 from ..config import RunConfig, UserError, to_dict
@@ -16,6 +15,7 @@ from ..launch.run_job import data_hash
 from ..pricing.cost import Attempt, dollars, recorded, spent, spent_in_all
 from ..pricing.prices import Price
 from ..report.scoring import write_file
+from ..tasks import prepared
 from .cells import Cell
 from .dataset_cache import DATA, MODEL, model_print
 from .plan import Planned, experiment_name, make_plan
@@ -169,15 +169,15 @@ def _compare_rows(config: RunConfig, cell: Cell, job: JobDir) -> str:
     Raises:
         UserError: the job trained on other rows, or was scored on others.
     """
-    prepared = data.prepare(cell.config.data, cell.config.model, config.seed, cell.config.eval.sets)
-    trained = {"train": prepared.train, SPLIT: prepared.validation}
-    by_hand = {**trained, **prepared.sets, "test": prepared.test}
+    found = prepared(cell.config, config.seed)
+    trained = {"train": found.train, SPLIT: found.validation}
+    by_hand = {**trained, **found.sets, "test": found.test}
     if job.job.fingerprints.get("data") not in (data_hash(by_hand), data_hash(trained)):
         raise UserError(
             f"benchmark.adopt: {job.root} has other rows than the cells of this experiment, whose data are cut by seed "
             f"{config.seed}: run the job with data.seed={config.seed}"
         )
-    return prepared.fingerprint
+    return found.fingerprint
 
 
 def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

@@ -15,9 +15,10 @@ from ..data.batches import IGNORED, Ragged, TokenTable
 from ..data.columns import Column, Columns
 from ..data.rows import Rows
 from ..data.targets import Encoded
-from ..data.tokens import as_table, with_labels
+from ..data.tokens import BATCH, as_table, with_labels
 from ..models.head import Head
 from ..models.outputs import logits_of
+from ..models.tokenizer import see_blanks
 from .metrics import Answers, entities, measure, packaged
 from .task import Collected, Scored, Scoring, Section, Shown, Task
 
@@ -113,12 +114,14 @@ class TagTargets:
 
         if not tokenizer.is_fast:
             raise UserError(f"task=token-classification needs a fast tokenizer; this is a {type(tokenizer).__name__}")
+        see_blanks(tokenizer)
         options = {"is_split_into_words": True, "truncation": limit is not None, "max_length": limit, "verbose": False}
         words, tags = rows.more[WORDS].to_pylist(), encoded.values.to_pylist() if encoded.values is not None else []
         ids, labels, cut = [], [], 0
         for row in range(len(words)):
-            found = tokenizer(words[row], **options)
-            of_word = found.word_ids()
+            if row % BATCH == 0:
+                found = tokenizer(words[row : row + BATCH], **options)
+            of_word = found.word_ids(row % BATCH)
             first = [word is not None and word != before for before, word in pairwise([None, *of_word])]
             labels.append([tags[row][w] if f else IGNORED for w, f in zip(of_word, first, strict=True)])
             if not any(first):
@@ -126,7 +129,7 @@ class TagTargets:
                     f"{rows.where(row)}: no word of it has a token; data.max_length={limit} may be too short"
                 )
             cut += max(word for word in of_word if word is not None) < len(words[row]) - 1
-            ids.append(found["input_ids"])
+            ids.append(found["input_ids"][row % BATCH])
         table, features = as_table({"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]})
         feature = datasets.List(datasets.ClassLabel(names=self.names))
         return with_labels(table, features, pa.array(labels, pa.list_(pa.int64())), feature), cut
