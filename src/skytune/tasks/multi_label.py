@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,9 @@ from ..data.rows import Rows
 from ..data.targets import Encoded, inputs
 from ..data.tokens import with_labels
 from ..models.head import Head
-from ..models.outputs import logits_of
 from .metrics import Answers, best_threshold, measure, packaged
 from .task import Collected, Scored, Scoring, Section, Task, dense
-
-if TYPE_CHECKING:
-    import torch
+from .text_classification import collect
 
 SEPARATOR = ";"
 THRESHOLDS = "skytune_thresholds"
@@ -122,14 +119,6 @@ def model(config: RunConfig, names: list[str], train: TokenTable | None) -> Head
     threshold = config.eval.threshold
     own = {THRESHOLDS: [threshold] * len(names)} if isinstance(threshold, float) else {}
     return Head(settings={"problem_type": "multi_label_classification", **own})
-
-
-def collect(output: Any, batch: Mapping[str, "torch.Tensor"], head: Head) -> np.ndarray:
-    """Return the logits, float32 [rows, classes]."""
-    found, rows = logits_of(output), len(next(iter(batch.values())))
-    if found.ndim != 2 or len(found) != rows:
-        raise UserError(f"the model returned logits of shape {list(found.shape)} for {rows} rows")
-    return np.asarray(found.float().cpu().numpy())
 
 
 def tune(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) -> dict[str, Any]:
