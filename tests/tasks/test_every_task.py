@@ -274,13 +274,16 @@ def test_answers_are_generated_on_every_number_of_processes(lives: Any, lay: Any
     import transformers
 
     told = []
-    for processes in (1, 2):
+    for processes, strategy in ((1, "auto"), (2, "auto"), (2, "fsdp")):
         how: dict[str, Any] = {"eval": {"generate": True, "max_new_tokens": 5, "batch_size": 4}}
-        job, found = lay("sft", f"answers-{processes}", launch={"num_processes": processes}, **how)
+        how |= {"strategy": {"name": strategy}, "launch": {"num_processes": processes}}
+        job, found = lay("sft", f"answers-{processes}-{strategy}", **how)
         life = lives.live(job, processes)
         assert life.code == 0, life.said
         told.append([row.tolist() for row in predictions(job)[2]])
-    assert [row[2:] for row in told[0]] == [row[2:] for row in told[1]]
+    for others in told[1:]:
+        assert [row[2:] for row in told[0]] == [row[2:] for row in others]
+        assert np.allclose([row[:2] for row in told[0]], [row[:2] for row in others], atol=1e-4)
     folder = job / "outputs" / "model"
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     words = transformers.AutoTokenizer.from_pretrained(folder)
