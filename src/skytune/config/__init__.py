@@ -19,6 +19,7 @@ from .schema.evaluation import (
 )
 from .schema.model import LoraConfig, ModelConfig
 from .schema.run import DebugConfig, OnNan, Pipeline, RunConfig
+from .schema.search import Sampler, SearchConfig
 from .schema.strategy import (
     CompileConfig,
     CompileMode,

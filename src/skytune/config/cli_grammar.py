@@ -23,7 +23,7 @@ def translate(text: str) -> str:
         raise ConfigError(f"'{text}': a preset goes into the group of its own name: write group=name")
     if key == "checkpoint" and equals:
         return f"checkpoint.path={quoted(value)}"
-    if key.lstrip("+") == "data.label_map" and value.startswith("{"):
+    if key.lstrip("+") in ("data.label_map", "search.space") and value.startswith("{"):
         return f"{key}={quoted(value)}"
     if text == "debug=":
         text = "debug=traceback"

@@ -36,6 +36,7 @@ UNDECISIVE = (
     "strategy",
     "compile",
     "benchmark",
+    "search",
 )
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 

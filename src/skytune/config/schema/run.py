@@ -12,6 +12,7 @@ from .compute import ComputeConfig, Device, LaunchConfig
 from .data import DataConfig
 from .evaluation import PACKAGED, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
+from .search import SearchConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
 from .study import BenchmarkConfig
 from .task import LossConfig, TaskConfig
@@ -25,6 +26,7 @@ class Pipeline(str, Enum):
     training = "training"
     evaluate = "evaluate"
     benchmark = "benchmark"
+    search = "search"
     merge = "merge"
     data = "data"
 
@@ -64,8 +66,9 @@ class RunConfig:
 
     pipeline: Pipeline = Pipeline.training
     """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `merge` (write the
-    plain model that the adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `benchmark`
-    (one training a cell of an experiment design) or `data` (look at the data set: nothing is trained)."""
+    plain model that the adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `benchmark` (one
+    training a cell of an experiment design), `search` (trials out of a space of hyperparameters) or `data` (look at
+    the data set: nothing is trained)."""
 
     seed: int = 42
     """Decides splits, order of samples, new weights and dropout."""
@@ -166,6 +169,9 @@ class RunConfig:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     """How many processes."""
 
+    search: SearchConfig = field(default_factory=SearchConfig)
+    """Which hyperparameters are tried."""
+
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     """An experiment design: what is varied, what is held constant, what it may cost."""
 
@@ -199,6 +205,8 @@ class RunConfig:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
         if self.pipeline is Pipeline.benchmark and not self.benchmark.factors:
             raise ConfigError("pipeline=benchmark needs a design: experiment=NAME, or benchmark.factors")
+        if self.search.take and self.pipeline is not Pipeline.training:
+            raise ConfigError(f"search.take={self.search.take} takes settings for a run: write pipeline=training")
         if self.pipeline not in (Pipeline.evaluate, Pipeline.merge) and self.checkpoint.path:
             raise ConfigError(
                 "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
