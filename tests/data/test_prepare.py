@@ -86,6 +86,20 @@ def test_splits_are_the_same_for_the_same_seed_and_disjoint(files, table, model)
         assert abs(counts[0] - counts[1]) <= 2
 
 
+def test_every_row_beside_test_validates_in_one_fold(files, table, model):
+    path = table("a.tsv", numbered(200))
+    whole = prepare(files(path), model, 3, {})
+    parts = [prepare(files(path, folds=4, fold=fold), model, 3, {}) for fold in range(4)]
+    assert all(ids(part.test) == ids(whole.test) for part in parts)
+    assert [len(part.validation) for part in parts] == [45] * 4 and [len(part.train) for part in parts] == [135] * 4
+    validated = [row for part in parts for row in ids(part.validation)]
+    assert len({tuple(row) for row in validated}) == 180
+    assert parts[1].notes["validation_from"] == "part 2 of 4 of train"
+    for wrong in ({"fold": 1}, {"folds": 4, "fold": 4}, {"folds": 1}, {"folds": 4, "validation": path}):
+        with pytest.raises(ConfigError, match=r"data\.fold"):
+            files(path, **wrong)
+
+
 def test_fraction_and_max_rows_shrink_only_train_and_are_nested(files, table, model):
     path = table("a.tsv", numbered(300))
     whole = prepare(files(path), model, 3, {})

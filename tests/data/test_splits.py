@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from skytune.data import normalize
 from skytune.data.rows import Rows
-from skytune.data.splits import Purpose, collapse, cut, shrink, stratified_order, text_keys
+from skytune.data.splits import Purpose, collapse, cut, fold_of, shrink, stratified_order, text_keys
 
 labels_of = st.lists(st.integers(0, 3), min_size=1, max_size=200).map(np.array)
 seeds = st.integers(0, 2**32 - 1)
@@ -89,3 +89,17 @@ def test_keys_are_equal_exactly_where_normalized_texts_are(texts):
     keys = text_keys(split(texts)).tolist()
     forms = [normalize(text) for text in texts]
     assert [keys.index(key) for key in keys] == [forms.index(form) for form in forms]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=5, max_size=80), seeds, st.integers(2, 5))
+def test_folds_take_each_row_once_and_are_alike(labels, seed, folds):
+    numbers = np.array(labels)
+    parts = [fold_of(numbers, fold, folds, seed) for fold in range(folds)]
+    assert sorted(np.concatenate([part for _, part in parts])) == list(range(len(labels)))
+    sizes = [len(part) for _, part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    for stay, part in parts:
+        assert sorted([*stay, *part]) == list(range(len(labels))) and list(stay) == sorted(stay)
+        for label in set(labels):
+            assert abs((numbers[part] == label).sum() - (numbers == label).sum() / folds) <= 1

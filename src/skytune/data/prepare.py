@@ -20,7 +20,7 @@ from .columns import fields, missing
 from .labels import MISSING, labelled
 from .rows import Rows, drop_bad, own_texts, without_labels
 from .sources import Source
-from .splits import Purpose, collapse, cut, shrink, text_keys
+from .splits import Purpose, collapse, cut, fold_of, shrink, text_keys
 from .targets import CLASSES, Encoded, Reading, Targets
 
 logger = logging.getLogger(__name__)
@@ -207,6 +207,12 @@ def read_splits(
     whole = train if notes.get("conflicting_texts") else train.take(np.arange(0))
     found: dict[str, Split] = {}
     for name, spec in (("test", config.test), ("validation", config.validation)):
+        if name == "validation" and config.fold is not None and config.folds is not None:
+            stay, off = fold_of(train.encoded.strata, config.fold, config.folds, seed)
+            found[name], train = train.take(off), train.take(stay)
+            found[name].rows.name = name
+            notes[f"{name}_from"] = f"part {config.fold + 1} of {config.folds} of train"
+            continue
         spec = spec or (name if source.offers(name) else None)
         why = "there is none"
         if spec:

@@ -64,6 +64,18 @@ def cut(labels: np.ndarray, size: int, seed: int, purpose: Purpose) -> tuple[np.
     return np.sort(order[size:]), order[:size]
 
 
+def fold_of(labels: np.ndarray, fold: int, folds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut one of `folds` stratified parts off; together they are all rows, and each row is in one of them.
+
+    Returns:
+        Positions of the rows that stay (in their order) and of those of the part (in stratified order).
+    """
+    order = stratified_order(labels, seed, Purpose.validation)
+    dealt = order[np.argsort(labels[order], kind="stable")][fold::folds]  # class by class, one to each part in turn
+    part = np.isin(order, dealt)
+    return np.sort(order[~part]), order[part]
+
+
 def shrink(labels: np.ndarray, fraction: float, max_rows: int | None, seed: int) -> np.ndarray:
     """Return the positions of a stratified part of the rows, in their order; a smaller part lies in a bigger one."""
     size = max(1, round(len(labels) * fraction))

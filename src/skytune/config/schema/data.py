@@ -132,6 +132,13 @@ class DataConfig:
     validation_fraction: float = 0.1
     """Share of train that is cut off, stratified, when there is no validation split."""
 
+    folds: int | None = None
+    """Cut train (what is left of it beside test) into so many parts, stratified; `data.fold` says which one of them
+    validates, in place of `data.validation`. `pipeline=search` runs all of them: cross-validation."""
+
+    fold: int | None = None
+    """Which of `data.folds` validates, from 0."""
+
     test_fraction: float = 0.1
     """Share of train that is cut off, stratified, when there is no labelled test split."""
 
@@ -179,6 +186,12 @@ class DataConfig:
         for key in ("validation_fraction", "test_fraction"):
             if not 0 < getattr(self, key) < 0.5:
                 raise ConfigError(f"data.{key}={getattr(self, key)}: must lie between 0 and 0.5")
+        at_least(self, "data", 2, "folds", more=", or null for none")
+        if self.fold is not None and not 0 <= self.fold < (self.folds or 0):
+            where = f"must lie between 0 and {self.folds - 1}" if self.folds else "has an effect only with data.folds"
+            raise ConfigError(f"data.fold={self.fold}: {where}")
+        if self.folds and self.validation:
+            raise ConfigError("data.folds and data.validation: both say which rows validate; give one")
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"data.fraction={self.fraction}: must be above 0 and at most 1")
         at_least(self, "data", 1, "max_rows")
