@@ -23,3 +23,6 @@ class Detached(UserError):
 
 class WorkerError(UserError):
     """A worker process ended badly; the message holds the last lines of its log."""
+
+    killed = False
+    """Whether it was killed (by the kernel, or by somebody), so that it is not said that it would end so again."""

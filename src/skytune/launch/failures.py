@@ -38,14 +38,16 @@ def hanging(job: JobDir, processes: int, seconds: float) -> WorkerError | None:
 def failure(job: JobDir, code: int, tail: list[str]) -> UserError:
     """Return the error that says which rank failed first, and why."""
     errors = job.read_errors()
-    rank, ended = _root_cause(tail, code, sorted(errors, key=lambda r: errors[r].time))
+    rank, ended_by = _root_cause(tail, code, sorted(errors, key=lambda r: errors[r].time))
     error = errors.get(rank)
     if error is not None and error.user:
         return UserError(error.message)
     # Died without a word of its own: what was printed last (an import error, a C++ trace).
     more = tail if error is None and rank == 0 else []
-    reason = f"{error.type}: {error.message.splitlines()[0]}" if error is not None else ended
-    return WorkerError(f"worker process {rank} failed: {reason}\n{_end_of_log(job, rank, more)}")
+    reason = f"{error.type}: {error.message.splitlines()[0]}" if error is not None else _ended(ended_by)
+    found = WorkerError(f"worker process {rank} failed: {reason}\n{_end_of_log(job, rank, more)}")
+    found.killed = error is None and ended_by == -signal.SIGKILL
+    return found
 
 
 def _end_of_log(job: JobDir, rank: int, more: list[str]) -> str:
@@ -55,8 +57,8 @@ def _end_of_log(job: JobDir, rank: int, more: list[str]) -> str:
     return f"the last lines of {log}:\n{shown}"
 
 
-def _root_cause(tail: list[str], code: int, failed: list[int]) -> tuple[int, str]:
-    """Return (rank, how it ended) of the rank to blame.
+def _root_cause(tail: list[str], code: int, failed: list[int]) -> tuple[int, int]:
+    """Return (rank, exit code) of the rank to blame.
 
     Ranks that lose a peer fail too, often within the same moment, so what torchrun happened to see first is not enough:
     a rank that was killed without a word comes first, then the first that left an error file, then torchrun's choice.
@@ -65,13 +67,13 @@ def _root_cause(tail: list[str], code: int, failed: list[int]) -> tuple[int, str
     codes = {int(rank): int(number) for rank, number in pairs}  # the root cause comes last in torchrun's list
     for rank, number in reversed(codes.items()):
         if number < 0 and number != -signal.SIGTERM and rank not in failed:
-            return rank, _ended(number)
+            return rank, number
     if failed:
-        return failed[0], _ended(codes.get(failed[0], code))
+        return failed[0], codes.get(failed[0], code)
     if codes:
         rank = int(pairs[-1][0])
-        return rank, _ended(codes[rank])
-    return 0, _ended(code)
+        return rank, codes[rank]
+    return 0, code
 
 
 def _ended(code: int) -> str:

@@ -22,6 +22,13 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def visible_gpus() -> list[str]:
+    """Return the names of the CUDA (or ROCm) devices that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    count = count_gpus()
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named[:count] if named else [str(number) for number in range(count)]
+
+
 def refuse_missing(config: RunConfig) -> None:
     """Refuse what this machine cannot run, before any data is read; the workers look again, more closely.
 

@@ -1,5 +1,6 @@
 """Worker processes on this machine."""
 
+import logging
 import math
 import os
 import shutil
@@ -11,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import skytune
 
@@ -23,8 +24,13 @@ from .failures import failure, hanging
 from .gpus import machine_is_busy, processes_wanted, threads_each
 from .log_streaming import Follower, pump
 from .multinode.topology import Nodes
-from .processes import check_loopback, end_group, module_command, torchrun
+from .processes import Child, check_loopback, end_group, module_command, torchrun
 from .signals import Stopping
+
+if TYPE_CHECKING:
+    from .warm import WarmWorkers
+
+log = logging.getLogger(__name__)
 
 
 class Launcher(Protocol):
@@ -48,15 +54,32 @@ class Team:
     lost = ""
     """Which other machine is gone; empty while all are there."""
 
-    def __init__(self, job: JobDir, processes: int, launch: LaunchConfig) -> None:
+    def __init__(
+        self,
+        job: JobDir,
+        processes: int,
+        launch: LaunchConfig,
+        gpus: Sequence[str] = (),
+        shares: int = 1,
+        warm: "WarmWorkers | None" = None,
+    ) -> None:
         self.job, self.processes, self.launch = job, processes, launch
+        self.gpus, self.shares, self.warm = gpus, shares, warm
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def start(self, stopping: Stopping) -> "subprocess.Popen[bytes]":
+    def start(self, stopping: Stopping) -> Child:
         """Start this machine's workers, once the other machines are there."""
-        env = environment(self.processes, threads_each(self.launch, self.processes), self.launch.timeouts.stop)
+        threads = threads_each(self.launch, self.processes * self.shares)
+        env = environment(self.processes, threads, self.launch.timeouts.stop)
+        if self.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         self._folder = tempfile.TemporaryDirectory(prefix="skytune-", ignore_cleanup_errors=True)
         env.update(loopback(Path(self._folder.name)))
+        if self.warm is not None and self.processes == 1:
+            try:
+                return self.warm.start(str(self.job.root), env)
+            except OSError as error:
+                log.warning("no worker can be forked (%s): it starts by itself, which takes longer", error)
         words = ["skytune.training.worker", str(self.job.root)]
         return start(module_command(*words, processes=self.processes, folder=Path(self._folder.name)), env)
 
@@ -83,15 +106,24 @@ class PeerEnded(Exception):
 
 
 class LocalLauncher:
-    """One process directly, several through torchrun (one agent)."""
+    """One process directly, several through torchrun (one agent).
+
+    Args:
+        gpus: names of the only devices that the workers may see; all of this machine's where none is named.
+        shares: how many jobs run on this machine at once, which share out its cores.
+        warm: forks the worker of a job that has one process.
+    """
+
+    def __init__(self, gpus: Sequence[str] = (), shares: int = 1, warm: "WarmWorkers | None" = None) -> None:
+        self.gpus, self.shares, self.warm = gpus, shares, warm
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         """See `Launcher`."""
         launch = job.job.config.launch
-        wanted = processes_wanted(compute, launch)
+        wanted = len(self.gpus) if self.gpus and launch.num_processes == "auto" else processes_wanted(compute, launch)
         if wanted > 1:
             check_loopback()
-        run_workers(job, launch, Team(job, wanted, launch))
+        run_workers(job, launch, Team(job, wanted, launch, self.gpus, self.shares, self.warm))
 
 
 def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:

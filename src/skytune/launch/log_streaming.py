@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ..common.files import is_disk_full
+from .processes import Child
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Follower:
 
 
 def pump(
-    child: "subprocess.Popen[bytes]",
+    child: Child,
     record: IO[bytes],
     tail: deque[str],
     follower: Follower,

@@ -4,10 +4,10 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO, Any, Protocol
 
 from ..common.processes import processes
 from ..config import UserError
@@ -16,6 +16,20 @@ KILLED = 5.0
 """Seconds that the kernel may take to end what was killed."""
 
 START = Path(__file__).with_name("bootstrap.py")
+
+
+class Child(Protocol):
+    """A process that was started, as far as it is watched and ended: `subprocess.Popen`, or one that was forked."""
+
+    pid: int
+    stdout: IO[Any] | None
+    stderr: IO[Any] | None
+
+    def poll(self) -> int | None:
+        """Return how it ended, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
 
 
 def module_command(module: str, *words: str, processes: int, folder: Path) -> list[str]:
@@ -52,7 +66,7 @@ def check_loopback() -> None:
         ) from error
 
 
-def end_group(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", grace: float) -> None:
+def end_group(child: Child, grace: float) -> None:
     """Ask the child's whole process group to end, then make it, with all that it started in groups of their own
     (torchrun does that with every worker): nothing is left when this returns.
 
@@ -89,7 +103,7 @@ def _groups(leader: int) -> list[int]:
     return list(dict.fromkeys([*found, *(process.group for process in everybody if process.pid in family)]))
 
 
-def _send(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", number: signal.Signals, groups: list[int]) -> None:
+def _send(child: Child, number: signal.Signals, groups: list[int]) -> None:
     """Send groups a signal."""
     child.poll()  # a dead leader that was not waited for
     for group in groups:
@@ -97,7 +111,7 @@ def _send(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", number: sign
             os.killpg(group, number)
 
 
-def _gone(child: "subprocess.Popen[bytes] | subprocess.Popen[str]", groups: list[int], wait: float) -> bool:
+def _gone(child: Child, groups: list[int], wait: float) -> bool:
     """Wait until nothing of the groups runs; return whether that came true in time."""
     until = time.monotonic() + wait
     while True:

@@ -59,8 +59,7 @@ def _work(jobdir: JobDir, started: float) -> None:
     # At the end: a file of the user's that is named like a library must not hide it.
     sys.path.extend(path for path in job.paths if path not in sys.path)
     import_plugins(job.config.plugins)
-    _silence_libraries()
-    _leave_out_libraries()
+    import_libraries()
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads:
         import torch
@@ -70,6 +69,13 @@ def _work(jobdir: JobDir, started: float) -> None:
 
     asked = os.environ.get("SKYTUNE_WORLD_SIZE")
     run_job(jobdir, job, started=started, asked=int(asked) if asked else None)
+
+
+def import_libraries() -> None:
+    """Import what every job needs; no device is opened, and no thread started, so that a process may fork after it."""
+    _silence_libraries()
+    _leave_out_libraries()
+    from . import trainer  # noqa: F401
 
 
 def _silence_libraries() -> None:
