@@ -217,7 +217,14 @@ def run_job(tiny_model: Path, tokenized: Callable[..., Any]) -> Callable[..., An
     """Return a function that trains the tiny model in real worker processes; keyword arguments change the config."""
 
     def run(
-        rows: int = 64, validation: int = 16, test: int = 16, data_seed: int = 0, since: float = inf, **groups: Any
+        rows: int = 64,
+        validation: int = 16,
+        test: int = 16,
+        data_seed: int = 0,
+        since: float = inf,
+        launcher: Any = None,
+        stop_at_step: int | None = None,
+        **groups: Any,
     ) -> Any:
         from transformers import AutoTokenizer
 
@@ -231,7 +238,8 @@ def run_job(tiny_model: Path, tokenized: Callable[..., Any]) -> Callable[..., An
             values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
         splits = {"validation": tokenized(validation, data_seed + 1), "test": tokenized(test, data_seed + 2)}
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-        return train(from_dict(RunConfig, values), tokenized(rows, data_seed), splits, tokenizer, since=since)
+        how = {"since": since, "launcher": launcher, "stop_at_step": stop_at_step}
+        return train(from_dict(RunConfig, values), tokenized(rows, data_seed), splits, tokenizer, **how)
 
     return run
 

@@ -69,6 +69,10 @@ class Job:
     paths: list[str] = field(default_factory=list)
     """Folders in which the user's own modules lie."""
 
+    stop_at_step: int | None = None
+    """Stop after this optimizer step as if preempted, and leave the scores of the validation split: a rung of a search.
+    It is no part of the run: the same job without it goes on from there."""
+
 
 class JobDir:
     """Access to the files of one job directory."""

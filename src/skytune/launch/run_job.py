@@ -56,6 +56,9 @@ def train(
     fingerprints: dict[str, str] | None = None,
     launcher: Launcher | None = None,
     since: float = math.inf,
+    stop_at_step: int | None = None,
+    take: bool = False,
+    announce: bool = True,
 ) -> Outcome:
     """Fine-tune on `train_split`, validate on `evaluation['validation']`, then predict all of `evaluation`.
 
@@ -68,6 +71,9 @@ def train(
         launcher: where the workers run; this machine if not given.
         since: when the whole command began, in seconds since the epoch: what another process that runs the very same
             has finished since then is taken as it is.
+        stop_at_step: see `Job`; the outcome's status is then `paused`, and its folder is free again.
+        take: take what is there of this very run as it is, whenever and with whatever code it was trained.
+        announce: say in what this run differs from the last one of its name.
 
     Raises:
         UserError: anything the user can act on, from here or from a worker.
@@ -79,9 +85,11 @@ def train(
     splits = {"train": train_split, **evaluation}
     prints = {"data": data_hash(splits), "weights": source.fingerprint}
     key = run_key(config, prints)
-    _say_what_changed(key, config, prints)
+    if announce:
+        _say_what_changed(key, config, prints)
     weights = Path(source.path) if source.path else None
-    return _run("train", key, config, splits, tokenizer, weights, {**prints, **(fingerprints or {})}, launcher, since)
+    prints |= fingerprints or {}
+    return _run("train", key, config, splits, tokenizer, weights, prints, launcher, since, stop_at_step, take)
 
 
 def predict(
@@ -124,6 +132,8 @@ def _run(
     fingerprints: dict[str, str],
     launcher: Launcher | None,
     since: float,
+    stop_at_step: int | None = None,
+    take: bool = False,
 ) -> Outcome:
     job = Job(
         kind=kind,
@@ -138,12 +148,15 @@ def _run(
         fingerprints=fingerprints,
         decisive={**decisive(config), "fingerprints": {name: fingerprints[name] for name in ("data", "weights")}},
         paths=user_paths(),
+        stop_at_step=stop_at_step,
     )
     claim = RunFolder(key).claim(since)
     folder = JobDir(claim.path)
     try:
         if claim.finished and folder.read_result() is not None and folder.holds(job):
             log.info("process %s has just finished this very run: its result is taken", claim.before["process"])
+        elif take and _whole(folder, key):
+            log.info("this very run is there already, trained to its end: its result is taken")
         else:
             for old in (folder.inputs, folder.outputs):
                 shutil.rmtree(old, ignore_errors=True)
@@ -151,14 +164,28 @@ def _run(
             (launcher or launcher_of(config)).run(folder, config.compute)
         result = folder.read_result()
         assert result is not None, "a launcher raises where there is no result"
-        claim.finish()
         history = folder.read_history()
+        if result["status"] == "paused":
+            claim.close()  # who goes on, may be this very process
+        else:
+            claim.finish()
     except BaseException as error:
         claim.close()
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             raise _cannot_write(folder.root, error) from error
         raise
     return Outcome(folder, {**result, "run_key": key, "run_folder": str(folder.root)}, history, claim)
+
+
+def _whole(folder: JobDir, key: str) -> bool:
+    """Whether a folder holds all that a run leaves at its end."""
+    result = folder.read_result() or {}
+    return (
+        result.get("status") == "completed"
+        and (folder.root / "job.json").is_file()
+        and read_json(folder.root / "job.json").get("run_key") == key
+        and any(folder.model.glob("*.safetensors"))
+    )
 
 
 def _write(

@@ -29,11 +29,13 @@ def train(
     callbacks: Callbacks,
     validate: Callable[[], dict[str, float]],
     rewind: Callable[[Run], int],
+    stop_at: int | None = None,
 ) -> None:
     """Take optimizer steps from `run.step` to `run.total_steps`, or until a process is told to end.
 
     Args:
         rewind: puts weights and optimizer back to the last checkpoint (collective) and returns its step.
+        stop_at: stop after this step as if told to; a validation that is due there is left to whoever goes on.
 
     Raises:
         UserError: loss or gradient are not finite (with the step and its rows) and `on_nan` does not help, memory ran
@@ -59,17 +61,17 @@ def train(
         model.train()
 
     lost, last = 0, run.loss  # steps in a row that were left out; the loss before them
-    if run.validation_owed:  # whoever took the last step was told to end before it
+    if run.validation_owed and run.step != stop_at:  # whoever took the last step was told to end before it
         validated()
     world.synchronize()
     clock = time.perf_counter()
 
-    while run.step < run.total_steps and not run.stop:
+    while run.step < run.total_steps and run.step != stop_at and not run.stop:
         where = order.position(run.step)
         run.epoch = where.epoch
         if where.index == 0:
             callbacks("on_epoch_start", run)
-        rates = [peak * rate(step) for step in steps_ahead(config, run, order, most)]
+        rates = [peak * rate(step) for step in steps_ahead(config, run, order, most, stop_at)]
         taken = steps.take(rates)
         world.synchronize()
         seconds = (time.perf_counter() - clock) / len(rates)
@@ -92,7 +94,8 @@ def train(
             run.tokens += int(order.lengths[rows].sum())
             run.flops += run.work.of(order.lengths[rows]) if run.work is not None else 0.0
             run.train_seconds += seconds
-            run.preempted = taken.told and not run.ahead and run.step < run.total_steps
+            asked = taken.told or run.step == stop_at
+            run.preempted = asked and not run.ahead and run.step < run.total_steps
             due = validation_due(config, run, order)
             run.validating, run.validation_owed = due and not run.preempted, due and run.preempted
             callbacks("on_step_end", run)
@@ -106,9 +109,12 @@ def train(
     callbacks("on_run_end", run)
 
 
-def steps_ahead(config: RunConfig, run: Run, order: SampleOrder, most: int) -> range:
-    """Return the steps that may be taken at once: at most `most`, and none beyond a validation, a save or an epoch."""
+def steps_ahead(config: RunConfig, run: Run, order: SampleOrder, most: int, stop_at: int | None = None) -> range:
+    """Return the steps that may be taken at once: at most `most`, and none beyond a validation, a save, an epoch or
+    `stop_at`."""
     ends = [run.step + most, run.total_steps, (run.step // order.steps_per_epoch + 1) * order.steps_per_epoch]
+    if stop_at is not None:
+        ends.append(stop_at)
     for every in (config.eval.every_steps, config.checkpoint.every_steps):
         if every:
             ends.append((run.step // every + 1) * every)

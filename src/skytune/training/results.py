@@ -48,6 +48,15 @@ class Trained:
     checkpoints: Checkpoints
     best: BestWeights
     steps: Steps
+    paused: dict[str, float] | None = None
+    """Scores of the validation split where the run stopped at the step that its job names."""
+
+    @property
+    def status(self) -> str:
+        """`completed`, `preempted`, or `paused`: stopped at the step that the job names."""
+        if self.paused is not None:
+            return "paused"
+        return "preempted" if self.run.preempted else "completed"
 
     def numbers(self) -> dict[str, Any]:
         """Return everything about the training for `result.json`."""
@@ -56,6 +65,7 @@ class Trained:
         seconds = max(run.train_seconds, 1e-9)
         return {
             **run.report,
+            **({} if self.paused is None else {"paused": {"step": run.step, "metrics": self.paused}}),
             "resumed_from": run.resumed_from,
             "spent": run.spent(),
             "save_failed": self.checkpoints.failure,

@@ -99,7 +99,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     trained = None
     if job.kind == "train":
         trained = _train(jobdir, job, task, head, world, strategy, tables, phases, at_once, work, started)
-    status = "preempted" if trained is not None and trained.run.preempted else "completed"
+    status = "completed" if trained is None else trained.status
     if status == "completed":
         known: dict[str, tuple[np.ndarray, Ragged]] = {}
         if trained is not None:
@@ -208,6 +208,7 @@ def _train(
     notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.timeouts.kill)
     notice.listen()
     validation = table if config.debug.overfit else tables["validation"]
+    rung = job.stop_at_step if job.stop_at_step is not None and job.stop_at_step < run.total_steps else None
     collect = task.collector(head)
     scoring = Scoring.of(config.eval, job.labels, settings=head.settings)
 
@@ -230,6 +231,7 @@ def _train(
                     callbacks=callbacks,
                     validate=validate,
                     rewind=checkpoints.rewind,
+                    stop_at=rung,
                 )
             finally:
                 steps.close()
@@ -238,14 +240,17 @@ def _train(
         checkpoints.close()
         raise
     phases.seconds["train_s"] = round(run.train_seconds, 3)
-    if run.preempted:
+    paused = validate() if run.step == rung and not run.stop else None
+    if paused is not None:
+        log.info("stopped at step %d of %d, as asked", run.step, run.total_steps)
+    elif run.preempted:
         reason = notice.reason or "another process was"
         log.warning("told to end (%s): stopped after step %d of %d", reason, run.step, run.total_steps)
     elif (step := checkpoints.best_step(run.step)) is not None:
         strategy.load(checkpoints.best_weights(step))
     elif ema is not None:
         ema.hand_on()
-    return Trained(run, order, callbacks, checkpoints, best, steps)
+    return Trained(run, order, callbacks, checkpoints, best, steps, paused)
 
 
 def _callbacks(
