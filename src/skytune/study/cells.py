@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import BenchmarkConfig, ConfigError, Held, Pipeline, RunConfig, to_dict
+from ..config import BenchmarkConfig, ConfigError, Held, Pipeline, RunConfig, SearchConfig, to_dict
 from ..config.help import field_type
 from ..launch.gpus import processes_wanted
 from ..launch.run_dir import slug
@@ -117,7 +117,7 @@ def _number(level: Any) -> Any:
     return round(float(short[1]) * {"k": 1e3, "M": 1e6}[short[2]]) if short else level
 
 
-ASIDE = ("name", "pipeline", "cache", "plugins", "log", "tracker", "upload", "resume", "benchmark", "debug")
+ASIDE = ("name", "pipeline", "cache", "plugins", "log", "tracker", "upload", "resume", "benchmark", "search", "debug")
 """Keys of the configuration that do not make another cell."""
 
 DECIDES = ("select", "metric", "mode")
@@ -205,7 +205,7 @@ def cells_of(config: RunConfig) -> list[Cell]:
         keys = [keys for _, keys in combination]
         for seed in design.seeds:
             if not excluded(design, {**chosen, "seed": seed}):
-                cell = _cell(config, chosen, keys, seed)
+                cell = make_cell(config, chosen, keys, seed)
                 same = hashes.setdefault(cell.id, cell)
                 if same is not cell:
                     raise ConfigError(
@@ -219,13 +219,27 @@ def cells_of(config: RunConfig) -> list[Cell]:
     return list(found.values())
 
 
-def _cell(base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], seed: int) -> Cell:
+def make_cell(
+    base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], seed: int, of: str = "benchmark, cell"
+) -> Cell:
+    """Return the cell of a combination of levels.
+
+    Args:
+        base: the configuration around it.
+        labels: level by factor.
+        keys: what the levels set, by key.
+        of: what the cell is called in a message.
+
+    Raises:
+        ConfigError: no run could have this combination.
+    """
     design = base.benchmark
-    values = to_dict(replace(base, benchmark=BenchmarkConfig(), pipeline=Pipeline.training))
+    plain = replace(base, benchmark=BenchmarkConfig(), search=SearchConfig(), pipeline=Pipeline.training)
+    values = to_dict(plain)
     merged = {key: value for group in keys for key, value in group.items()}
     machine = machine_of(merged.pop(COMPUTE, LOCAL), design.machines)
     for key, value in merged.items():
-        _put(values, key, value)
+        put(values, key, value)
     values["seed"] = seed
     where = ", ".join(f"{name} {label}" for name, label in labels.items())
     try:
@@ -243,7 +257,7 @@ def _cell(base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], s
             config = _on(config, machine)
         config = _held(config, design.held, devices)
     except ConfigError as error:
-        raise ConfigError(f"benchmark, cell {where}: {error}") from error
+        raise ConfigError(f"{of} {where}: {error}") from error
     counted = {key: value for key, value in to_dict(config).items() if key not in ASIDE}
     counted["launch"] = {key: counted["launch"][key] for key in ("num_processes", "threads")}
     counted["checkpoint"] = {key: counted["checkpoint"][key] for key in DECIDES}
@@ -279,12 +293,17 @@ def _on(config: RunConfig, machine: Machine) -> RunConfig:
     return replace(config, compute=compute)
 
 
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
+def put(values: dict[str, Any], key: str, value: Any, of: str = "benchmark.factors") -> None:
+    """Set a dotted key in plain values of a configuration.
+
+    Raises:
+        ConfigError: no such key.
+    """
     *path, last = key.split(".")
     for part in path:
         inner = values.get(part)
         if not isinstance(inner, dict):
-            raise ConfigError(f"benchmark.factors: no such key: {key}")
+            raise ConfigError(f"{of}: no such key: {key}")
         values = inner
     values[last] = value
 

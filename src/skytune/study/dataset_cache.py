@@ -12,8 +12,8 @@ from .. import data, models
 from ..config import NotReachable, RunConfig, to_dict
 from ..tasks import prepared
 from .cells import Cell
-from .plan import Plan
-from .store import FINISHED, ResultsStore
+from .plan import Planned
+from .store import ResultsStore
 
 
 class Splits:
@@ -75,13 +75,13 @@ DATA, MODEL = "data_fingerprint", "model_fingerprint"
 """Keys of a stored row (not of the table) for what the cell was made of."""
 
 
-def forget_stale(plan: Plan, store: ResultsStore) -> None:
+def forget_stale(cells: Sequence[Planned], store: ResultsStore) -> None:
     """Take back the rows of cells whose data or initial model have changed since; where these cannot be looked at, rows
     stay."""
     prints: dict[str, str | None] = {}
-    for planned in plan.cells:
+    for planned in cells:
         row, config = planned.row or {}, planned.cell.config
-        if row.get("status") not in FINISHED:
+        if row.get("status") in (None, "stopped"):  # it runs anyway
             continue
         looks: dict[str, tuple[str, list[object], Callable[[RunConfig], str]]] = {
             DATA: ("data", [to_dict(config.data), config.eval.sets], _data_print),

@@ -30,8 +30,9 @@ FINISHED = ("done", "failed")
 class ResultsStore:
     """One experiment's folder."""
 
-    def __init__(self, name: str) -> None:
-        self.path = home() / "benchmarks" / slug(name)
+    def __init__(self, name: str, folder: str = "benchmarks", key: str = "benchmark.name") -> None:
+        self.path = home() / folder / slug(name)
+        self._key = key
 
     @contextmanager
     def claimed(self) -> Iterator["ResultsStore"]:
@@ -52,7 +53,7 @@ class ResultsStore:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(
-                    f"another process runs the experiment in {self.path}; benchmark.name=NAME begins another one"
+                    f"another process runs the experiment in {self.path}; {self._key}=NAME begins another one"
                 ) from None
             yield self
 
