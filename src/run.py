@@ -143,11 +143,16 @@ def _main(argv: list[str], shown: Shown) -> int:
         print(f"skytune {skytune.__version__}")
         return EXIT_OK
     _load_dotenv()
-    from skytune.config.compose import compose_run, place_to_resume, to_yaml
+    from skytune.config.compose import compose_run, place_to_resume, search_to_take, to_yaml
 
     place = place_to_resume(words) if "--help" not in options else None
     found = _look_into(place) if place else None
-    config = compose_run(CONFIGS, words, folder, found.base() if found else None)
+    base = found.base() if found else None
+    if (search := search_to_take(words)) is not None:
+        from skytune.search import taken
+
+        base = taken(search)
+    config = compose_run(CONFIGS, words, folder, base)
     shown.traceback = config.debug.traceback
     if found:
         config = found.adopt(config)
@@ -239,6 +244,13 @@ def _run(config: RunConfig) -> int:
         if not (design.report_only or design.adopt):
             plan.check()  # before ZenML is opened, and before anything runs
         if design.dry_run:
+            return EXIT_OK
+    if config.pipeline is Pipeline.search:
+        from skytune.search import checked_plan
+
+        plan_of_search = checked_plan(config)  # before ZenML is opened, and before anything runs
+        if config.search.dry_run:
+            print(plan_of_search)
             return EXIT_OK
     from skytune.pipelines.validation import validated
 

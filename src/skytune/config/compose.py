@@ -113,7 +113,8 @@ def _approve(base: dict[str, Any], config: RunConfig, parsed: list[Override], tr
     said, left = dict(flat(given)), wishes(to_dict(config))
     modules = [str(value).rpartition(".")[0] for key, value in said.items() if key.endswith("_target_")]
     wanted = {k: v for k, v in wishes(base).items() if left.get(k) == v and k not in given and k not in said}
-    approve(wanted, [*_plugins(parsed), *modules], trust, f"resume={given.get('resume')}: its configuration")
+    key = "search.take" if "search.take" in given else "resume"
+    approve(wanted, [*_plugins(parsed), *modules], trust, f"{key}={given.get(key)}: its configuration")
 
 
 def _with_accelerate(overrides: list[str]) -> list[str]:
@@ -134,6 +135,13 @@ def _with_accelerate(overrides: list[str]) -> list[str]:
 def to_yaml(config: RunConfig) -> str:
     """Return the configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def search_to_take(overrides: list[str]) -> str | None:
+    """Return the search that `search.take=` names; None where it does not."""
+    said = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
+    name = said.get("search.take")
+    return None if name is None else str(name)
 
 
 def place_to_resume(overrides: list[str]) -> str | None:

@@ -9,6 +9,7 @@ from ..config import RunConfig, to_dict
 from ..steps.evaluate_model import evaluate_model
 from ..steps.load_data import load_data
 from ..steps.parameters import elsewhere, for_evaluate_model, for_load_data, for_train_model, on
+from ..steps.search import draw_search, run_search
 from ..steps.study import draw_results, run_experiment
 from ..steps.train_model import train_model
 
@@ -49,3 +50,14 @@ def benchmark(config: dict[str, Any]) -> None:
     run = RunConfig.parse({**config, "cache": False})
     cells = on(run_experiment, run).with_options(output_materializers={"results": PandasMaterializer})
     on(draw_results, run)(cells(design=to_dict(run.benchmark)))
+
+
+@pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
+def search(config: dict[str, Any]) -> None:
+    """Search for hyperparameters, and draw what was found."""
+    from zenml.integrations.pandas.materializers.pandas_materializer import PandasMaterializer
+
+    # The record of the search decides what is finished, not the cache.
+    run = RunConfig.parse({**config, "cache": False})
+    trials = on(run_search, run).with_options(output_materializers={"trials": PandasMaterializer})
+    on(draw_search, run)(trials(search=to_dict(run.search)))

@@ -16,7 +16,7 @@ from ..report import summary, training_rows
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import check_orchestrator, operator_of
 from ..steps.cache import expire_lost, expire_unusable
-from .graphs import benchmark, evaluate, training
+from .graphs import benchmark, evaluate, search, training
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ PIPELINES: dict[Pipeline, Any] = {
     Pipeline.training: training,
     Pipeline.evaluate: evaluate,
     Pipeline.benchmark: benchmark,
+    Pipeline.search: search,
 }
 
 EXAMPLES = [
@@ -61,6 +62,10 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     expire_lost(client)
     run = _run(client, config)
     finished = client.get_pipeline_run(run.id)
+    if config.pipeline is Pipeline.search:
+        from ..search import summary as search_summary
+
+        return Finished(*search_summary(config))
     return tell_results(config, finished) if config.pipeline is Pipeline.benchmark else tell(client, config, finished)
 
 

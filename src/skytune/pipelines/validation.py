@@ -17,7 +17,7 @@ def validated(config: RunConfig) -> RunConfig:
     Raises:
         UserError: it is not.
     """
-    if config.pipeline is Pipeline.benchmark:  # its plan looks
+    if config.pipeline in (Pipeline.benchmark, Pipeline.search):  # their plans look
         return config
     if config.pipeline is Pipeline.training:
         refuse_missing_trackers(config.tracker)

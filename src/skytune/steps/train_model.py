@@ -38,7 +38,8 @@ def train_model(
     if launcher is not None:
         config = launcher.completed(config)
     files = stored_tokenizer(tokenizer)
-    done = train(config, train_dataset, {**sets, "test": test_dataset}, files, fingerprints, launcher, started())
+    splits, take = {**sets, "test": test_dataset}, config.search.take is not None
+    done = train(config, train_dataset, splits, files, fingerprints, launcher, started(), take=take)
     done.keep()
     report = {"result": done.result, "history": done.history, "data": input_metadata("train_dataset", "data")}
     numbers = {key: value for key, value in done.result.items() if isinstance(value, (int, float, str))}

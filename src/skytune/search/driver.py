@@ -1,0 +1,644 @@
+"""Runs a search: draws trials, trains them to their rungs, lets the best go on, confirms the winner.
+
+What is in the table is never run again; whatever is killed, driver or workers, goes on from its checkpoint with the
+next start. Which trials are drawn and which go on depends on scores alone, never on time (without
+`search.asynchronous`).
+"""
+
+import functools
+import logging
+import math
+import queue
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import tasks
+from ..common.text import counted, duration, number
+from ..config import ConfigError, Preempted, RunConfig, Sampler, UserError, WorkerError
+from ..config.folders import home
+from ..config.schema.evaluation import SMALLER
+from ..data.order import SampleOrder
+from ..job import JobDir, read_json
+from ..launch import Launcher, LocalLauncher, train
+from ..launch.gpus import device_here, processes_wanted, threads_each, visible_gpus
+from ..launch.local import environment
+from ..launch.run_job import Outcome
+from ..launch.signals import Stopping
+from ..launch.warm import WarmWorkers
+from ..pricing.cost import Attempt, Cost, dollars
+from ..pricing.prices import Price
+from ..study.cell_runner import INTERRUPTED, CellRunner, Watch
+from ..study.cells import Cell
+from ..study.dataset_cache import Splits, forget_stale
+from ..study.plan import LEAST_S, Forecast, Planned
+from ..study.store import ResultsStore, attempts_of
+from ..study.table import SPLIT, done_row, ended_row
+from ..tasks import Scoring
+from ..training.outputs import load_predictions
+from .ladder import Ladder, best, ladder_of, promotable
+from .proposer import Proposer, Told, check_sampler
+from .record import DONE, FAILED, PAUSED, Record, Trial, score_at, search_store
+from .space import REPETITIONS, SEED, Space, space_of, told
+
+log = logging.getLogger(__name__)
+
+LOST = "lost"
+"""Status of a cell whose workers were killed: it goes on."""
+
+
+@dataclass(frozen=True)
+class Leg(Planned):
+    """A cell on its way from one rung to the next."""
+
+    trial: int = -1
+    """-1 for the confirmation."""
+
+    setting: Mapping[str, Any] = field(default_factory=dict)
+    rung: int = 0
+    stop_at: Callable[[int], int | None] = lambda _: None
+    """Optimizer step at which it stops, of all of them; None for its end."""
+
+
+class Search:
+    """One search from its first trial to its result.
+
+    Args:
+        config: the whole configuration, with `search`.
+        launcher: makes what runs the workers of one trial; see `_launchers` if not given.
+    """
+
+    def __init__(self, config: RunConfig, store: ResultsStore, launcher: Callable[[], Launcher] | None = None) -> None:
+        self.config, self.design, self.store = config, config.search, store
+        self.space = space_of(config)
+        self.trials = trials_of(config, self.space)
+        self.sampler = sampler_of(config, self.space, self.trials)
+        check_sampler(self.space, self.sampler)
+        self.metric, self.maximize = metric_of(config)
+        self.record = Record(store, self.space)
+        self.launcher = launcher
+        self.price = Price(config.compute.usd_per_hour, "compute.usd_per_hour")
+        self._begun = False
+        self.stopped = ""
+        """Why nothing more is begun."""
+
+    @property
+    def ladder(self) -> Ladder:
+        """The rungs."""
+        return self.record.ladder
+
+    def run(self) -> None:
+        """Run what has no result yet.
+
+        Raises:
+            UserError: nothing could run.
+            Preempted: told to end; the same command goes on.
+        """
+        self.record.open(ladder_of(self.design.halving, self.design.rungs, self.trials), self.trials)
+        self._forget_stale()
+        allowed = allowed_seconds(self.config)
+        deadline = None if allowed is None else time.monotonic() + allowed - elapsed(self.store)
+        with ExitStack() as stack:
+            watch = stack.enter_context(Watch(self.store, None, 0.0, deadline, _limit(self.config)))
+            slots = stack.enter_context(Slots(self.config, self.launcher))
+            self.crew = Crew(TrialRunner(self, watch, slots), self.design.parallel)
+            stack.callback(self.crew.close)
+            Stopping.last = None
+            if self.design.asynchronous:
+                self._run_ahead()
+            else:
+                self._run_rungs()
+            if not self.stopped:
+                self._confirm()
+        if not self.design.keep_checkpoints and not self.stopped:
+            self._drop_checkpoints()
+
+    # ------------------------------------------------------------------ rungs
+
+    def _run_rungs(self) -> None:
+        """Every rung for all trials that belong on it, then the next one."""
+        self._draw()
+        for rung in range(1, self.ladder.rungs):
+            if self.stopped:
+                return
+            going = best(self.record.standing(rung - 1), self.ladder.places(rung, self.trials), maximize=self.maximize)
+            for trial in (self.record.trial(number_) for number_ in sorted(going)):
+                self._start(trial, rung)
+            self.crew.wait()
+
+    def _draw(self) -> None:
+        """Draw the trials, each from the scores of those that began `search.parallel` before it, and train each up to
+        the first rung."""
+        proposer, lag = self._proposer(), self.design.parallel
+        for index in range(self.trials):
+            visible = self.record.trials[: max(0, index - lag + 1)]
+            self.crew.wait({trial.number for trial in visible})
+            if self.stopped:
+                break
+            proposer.tell([self._told(trial) for trial in visible])
+            trial = self._next(proposer, index)
+            if trial is None:
+                log.info("the space holds no further setting: %s", counted(index, "trial"))
+                self.trials = index
+                break
+            self._start(trial, 0)
+        self.crew.wait()
+
+    def _next(self, proposer: Proposer, index: int) -> Trial | None:
+        """Return a trial of the table, or a new one; None where there is no new setting."""
+        known = self.record.trials[index] if index < len(self.record.trials) else None
+        setting = proposer.propose([trial.setting for trial in self.record.trials[:index]])
+        if known is not None:
+            if setting != known.setting:
+                proposer.put(known.setting, instead=setting is not None)
+            return known
+        return None if setting is None else self.record.add(setting)
+
+    def _run_ahead(self) -> None:
+        """Whatever may go on goes on; else a new trial begins."""
+        proposer, asked = self._proposer(), 0
+        while not self.stopped:
+            standing = [self.record.standing(rung) for rung in range(self.ladder.rungs)]
+            busy = self.crew.busy
+            for rung, here in enumerate(standing):  # a trial on its way to a rung is promoted already
+                failed = [trial.number for trial in self.record.trials if self.record.failed(trial)]
+                for number_ in [*(trial for trial, to in busy if to == rung), *failed]:
+                    here.setdefault(number_, None)
+            going = promotable(standing, self.ladder.eta, maximize=self.maximize)
+            if going is not None:
+                self._start(self.record.trial(going[0]), going[1])
+            elif asked < self.trials:
+                proposer.tell([self._told(trial) for trial in self.record.trials[:asked]])
+                trial = self._next(proposer, asked)
+                if trial is None:
+                    self.trials = asked
+                    continue
+                asked += 1
+                self._start(trial, 0)
+            elif not busy:
+                break
+            else:
+                self.crew.wait_one()
+                continue
+            self.crew.wait_free()
+        self.crew.wait()
+
+    def _proposer(self) -> Proposer:
+        return Proposer(self.space, self.sampler, self.record.planned, self.config.seed, maximize=self.maximize)
+
+    def _told(self, trial: Trial) -> Told:
+        return Told(trial.setting, self.record.score(trial, 0))
+
+    def _start(self, trial: Trial, rung: int) -> None:
+        """Have every cell of a trial train up to a rung, unless it has."""
+        for cell in trial.cells:
+            if self.record.row(cell).get("status") != FAILED and score_at(self.record.row(cell), rung) is None:
+                self._begin(self._leg(cell, trial.number, rung))
+
+    def _begin(self, leg: Leg) -> None:
+        if not self._begun:
+            check_budget(self.config, self.store)
+            self._begun = True
+            self.crew.runner.slots.warm_up()
+        self.crew.start(leg)
+
+    def _leg(self, cell: Cell, trial: int, rung: int) -> Leg:
+        row = self.record.rows.get(cell.name)
+        spent = Cost(attempts_of(self.store, cell, self.price)).usd or 0.0
+        stop_at = functools.partial(self.ladder.stop_at, rung)
+        setting = {key: value for key, value in cell.levels.items() if key not in REPETITIONS}
+        return Leg(
+            cell,
+            self.price,
+            Forecast(self._expected(rung)),
+            row,
+            spent,
+            trial=trial,
+            setting=setting,
+            rung=rung,
+            stop_at=stop_at,
+        )
+
+    def _expected(self, rung: int) -> float | None:
+        """Return the longest that a cell has taken to a rung, or by the one below it; None before there is one."""
+        longest: dict[int, float] = {}
+        for name, row in self.record.rows.items():
+            starts = self.store.starts(name) if row.get("scores") else []
+            if starts:
+                at = len(row["scores"]) - 1
+                longest[at] = max(longest.get(at, 0.0), starts[-1]["seen"] - starts[-1]["began"])
+        if rung in longest:
+            return longest[rung]
+        return longest[rung - 1] * self.ladder.eta if rung - 1 in longest else None
+
+    # ------------------------------------------------------------------ result
+
+    def winner(self) -> Trial | None:
+        """Return the best trial of those that trained to their end; None before there is one."""
+        found = best(self.record.standing(self.ladder.rungs - 1), 1, maximize=self.maximize)
+        return self.record.trial(found[0]) if found else None
+
+    def _confirm(self) -> None:
+        """Train the winner and the plain configuration with other seeds."""
+        for cell in (cell for pair in self.confirmation() for cell in pair):
+            if self.stopped:
+                return
+            if self.record.row(cell).get("status") not in (DONE, FAILED):
+                self._begin(self._leg(cell, -1, self.ladder.rungs - 1))
+        self.crew.wait()
+
+    def confirmation(self) -> list[tuple[Cell, Cell]]:
+        """Return the cells of the winner and of the plain configuration, by pairs of one seed; none where there is
+        nothing to confirm."""
+        winner = self.winner()
+        if winner is None or not winner.setting or not self.design.confirm:
+            return []
+        first = {key: value for key, value in self.space.repetitions[0].items() if key != SEED}
+        used = {self.config.seed, *(again.get(SEED) for again in self.space.repetitions)}
+        seeds = [seed for seed in range(self.config.seed + 1, self.config.seed + 1 + self.design.confirm + len(used))]
+        seeds = [seed for seed in seeds if seed not in used][: self.design.confirm]
+        again = [{**first, SEED: seed} for seed in seeds]
+        return list(zip(self.space.cells(winner.setting, again), self.space.cells({}, again), strict=True))
+
+    def _forget_stale(self) -> None:
+        """Take back the rows of cells whose data or initial model have changed since."""
+        pairs = [(cell, trial.number) for trial in self.record.trials for cell in trial.cells]
+        pairs += [(cell, -1) for pair in self.confirmation() for cell in pair]
+        before = set(self.record.rows)
+        forget_stale([self._leg(cell, trial, 0) for cell, trial in pairs], self.store)
+        if self.design.retry_failed:
+            for cell, _ in pairs:
+                if self.record.row(cell).get("status") == FAILED:
+                    self.store.forget(cell.name)
+        self.record.rows = self.store.read()
+        if before - set(self.record.rows):
+            self.record.save(result=None)
+
+    def _drop_checkpoints(self) -> None:
+        for cell in (cell for trial in self.record.trials for cell in trial.cells):
+            row = self.record.row(cell)
+            if row.get("status") == PAUSED and row.get("job"):
+                shutil.rmtree(home() / row["job"] / "checkpoints", ignore_errors=True)
+
+
+class Crew:
+    """Runs legs, at most so many at once: one alone in this very thread, where signals arrive."""
+
+    def __init__(self, runner: "TrialRunner", parallel: int) -> None:
+        self.runner = runner
+        self.pool = ThreadPoolExecutor(parallel, thread_name_prefix="trial") if parallel > 1 else None
+        self.parallel = parallel
+        self.running: dict[Future[None], Leg] = {}
+
+    def start(self, leg: Leg) -> None:
+        """Run a leg, or have it run."""
+        if self.pool is not None:
+            self.running[self.pool.submit(self.runner.run_leg, leg)] = leg
+            return
+        self.runner.run_leg(leg)
+        if Stopping.last == signal.SIGINT:
+            raise KeyboardInterrupt
+        if Stopping.last is not None:
+            raise Preempted("stopped between two trials; the same command goes on")
+
+    @property
+    def busy(self) -> list[tuple[int, int]]:
+        """Trials on their way, with the rung that they go to."""
+        return [(leg.trial, leg.rung) for future, leg in self.running.items() if not future.done()]
+
+    def wait(self, trials: set[int] | None = None) -> None:
+        """Wait for all, or for the legs of some trials."""
+        self._collect([future for future, leg in self.running.items() if trials is None or leg.trial in trials])
+
+    def wait_one(self) -> None:
+        """Wait until one has ended."""
+        done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+        self._collect(list(done))
+
+    def wait_free(self) -> None:
+        """Wait until another one can begin at once."""
+        while len(self.busy) >= self.parallel:
+            self.wait_one()
+
+    def _collect(self, futures: Sequence[Future[None]]) -> None:
+        try:
+            for future in futures:
+                future.result()
+                del self.running[future]
+        except BaseException as error:
+            for future in self.running:
+                future.cancel()
+            why = INTERRUPTED if isinstance(error, KeyboardInterrupt) else "another trial ended everything"
+            self.runner.watch.stop(why)
+            raise
+
+    def close(self) -> None:
+        """Wait for what still runs (it was asked to save and end)."""
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+class TrialRunner(CellRunner):
+    """Runs legs of trials."""
+
+    def __init__(self, search: Search, watch: Watch, slots: "Slots") -> None:
+        keep = 1 + search.design.parallel + len(search.space.repetitions)
+        super().__init__(search.space.name, search.store, watch, Splits(search.config.seed, keep=keep), same_data=True)
+        self.search, self.slots = search, slots
+
+    def run_leg(self, leg: Leg) -> None:
+        """Run a leg to its rung; again where its workers were killed."""
+        row = self.run_cell(leg)
+        while row["status"] == LOST and self._lost(leg) <= self.search.design.retries:
+            log.warning("%s: %s; it goes on from its checkpoint", _name(leg), row["reason"])
+            row = self.run_cell(leg)
+        if row["status"] == LOST:
+            row["status"] = FAILED
+        if row["status"] == "stopped":
+            self.search.stopped = self.search.stopped or str(row["reason"])
+        before = self.search.record.row(leg.cell).get("scores") or []  # those of the rungs before
+        row = {"scores": before, **row, "trial": leg.trial}
+        self.search.record.write(leg.cell, row)
+        self._say(leg, row)
+        if row["status"] == DONE and not self.search.design.keep_models:
+            self._drop_models(leg)
+
+    def _lost(self, leg: Leg) -> int:
+        """Return how often in a row the workers of a cell were killed, earlier starts of the search included."""
+        found = 0
+        for start in reversed(self.store.starts(leg.cell.name)):
+            if start.get("ended") != LOST:
+                break
+            found += 1
+        return found
+
+    def launching(self, planned: Planned) -> Any:
+        """See `CellRunner`: a share of this machine."""
+        return self.slots.take()
+
+    def train(self, planned: Planned, config: RunConfig, prepared: Any, launcher: Launcher) -> Outcome:
+        """See `CellRunner`: with all splits, as an ordinary run has them, so that it is the same run."""
+        assert isinstance(planned, Leg)
+        evaluation = {SPLIT: prepared.validation, **prepared.sets, "test": prepared.test}
+        return train(
+            config,
+            prepared.train,
+            evaluation,
+            prepared.tokenizer,
+            launcher=launcher,
+            since=self.search.record.values["began"],
+            announce=False,
+            stop_at_step=planned.stop_at(steps_of(config, len(prepared.train))),
+        )
+
+    def row_of(self, planned: Planned, outcome: Outcome, attempts: list[Attempt]) -> dict[str, Any]:
+        """See `CellRunner`: with the scores by rung."""
+        assert isinstance(planned, Leg)
+        cell, result, search = planned.cell, outcome.result, self.search
+        before = list((search.record.row(cell).get("scores") or [])[: planned.rung])
+        if result["status"] == PAUSED:
+            row = ended_row(self.name, cell, PAUSED, None, attempts, outcome.job)
+            metrics = result["paused"]["metrics"]
+        else:
+            row = done_row(self.name, cell, outcome.job, result, attempts)
+            metrics = scores_of(outcome.job, SPLIT)
+            if planned.trial < 0:
+                row["test_score"] = scores_of(outcome.job, "test").get(search.metric)
+        if search.metric not in metrics:
+            raise ConfigError(f"search.metric={search.metric}: the validation gives only {', '.join(sorted(metrics))}")
+        if (score := metrics[search.metric]) != score:
+            raise UserError(f"search.metric={search.metric}: is not defined on the validation split")
+        passed = {
+            "step": result["steps"],
+            "rows": result["train_rows"],
+            "resumed_from": result.get("resumed_from"),
+            "score": score,
+        }
+        return {**row, "steps": result["steps"], "samples": result["train_rows"], "scores": [*before, passed]}
+
+    def failed(self, error: Exception) -> str:
+        """See `CellRunner`: workers that were killed are no fault of the trial's."""
+        return LOST if isinstance(error, WorkerError) and error.killed else FAILED
+
+    def _drop_models(self, leg: Leg) -> None:
+        """Keep the weights of the best trial so far alone."""
+        record, last = self.search.record, self.search.ladder.rungs - 1
+        winner = self.search.winner()
+        kept = {cell.name for cell in winner.cells} if winner is not None else set()
+        ended = [cell for trial in record.trials if record.score(trial, last) is not None for cell in trial.cells]
+        for cell in ended if leg.trial >= 0 else [leg.cell]:
+            if cell.name not in kept:
+                _drop_weights(record.row(cell))
+
+    def _say(self, leg: Leg, row: dict[str, Any]) -> None:
+        facts = [row["status"] if not row.get("reason") else f"{row['status']}: {row['reason']}"]
+        score = score_at(row, leg.rung)
+        if score is not None:
+            facts.append(f"{self.search.metric} {number(score)}")
+        if row.get("steps"):
+            facts.append(f"step {row['steps']:,}")
+        log.info("%s (%s): %s", _name(leg), told(leg.setting), ", ".join(facts))
+
+
+def steps_of(config: RunConfig, rows: int) -> int:
+    """Return the optimizer steps of a run on so many rows."""
+    batch, limit = config.batch.global_size, config.limit_train_batches
+    order = SampleOrder(np.zeros(rows), seed=config.seed, global_size=batch, limit=limit)
+    return config.max_steps or config.epochs * order.steps_per_epoch
+
+
+def _name(leg: Leg) -> str:
+    return f"trial {leg.trial}, rung {leg.rung}" if leg.trial >= 0 else f"confirmation, seed {leg.cell.seed}"
+
+
+def _drop_weights(row: Any) -> None:
+    for weights in (home() / row["job"]).glob("outputs/model/*.safetensors") if row.get("job") else []:
+        weights.unlink(missing_ok=True)
+
+
+def scores_of(job: JobDir, split: str) -> dict[str, float]:
+    """Return the metrics of one split's predictions, NaN where one is not defined."""
+    written, result = job.job, job.read_result() or {}
+    _, targets, collected = load_predictions(job.predictions(split))
+    scoring = Scoring.of(written.config.eval, written.labels, settings=result.get("settings", {}))
+    scored = tasks.find(written.config.task).score(collected, targets, scoring)
+    return {name: math.nan if value is None else value for name, value in scored.metrics.items()}
+
+
+class Slots:
+    """The shares of this machine, one for every trial that runs at once, and the process that their workers are forked
+    from."""
+
+    def __init__(self, config: RunConfig, make: Callable[[], Launcher] | None) -> None:
+        self.config, self.free = config, queue.SimpleQueue[Launcher]()
+        parallel, launch = config.search.parallel, config.launch
+        self.warm = WarmWorkers() if config.search.warm and make is None else None
+        gpus = visible_gpus() if device_here(config.compute) == "cuda" else []
+        each = len(gpus) // parallel if launch.num_processes == "auto" else int(launch.num_processes)
+        if gpus and not 1 <= each <= len(gpus) // parallel:
+            raise ConfigError(
+                f"search.parallel={parallel}: {counted(len(gpus), 'GPU')} here, and each trial takes {max(1, each)}; "
+                f"use search.parallel={max(1, len(gpus) // max(1, each))}"
+            )
+        for index in range(parallel):
+            own = gpus[index * each : (index + 1) * each] if parallel > 1 else []
+            self.free.put(make() if make is not None else LocalLauncher(gpus=own, shares=parallel, warm=self.warm))
+
+    def __enter__(self) -> "Slots":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.warm is not None:
+            self.warm.close()
+
+    def warm_up(self) -> None:
+        """Begin to import what the first worker needs."""
+        launch, parallel = self.config.launch, self.config.search.parallel
+        if self.warm is not None and processes_wanted(self.config.compute, launch) == 1:
+            self.warm.prepare(environment(1, threads_each(launch, parallel)))
+
+    def take(self) -> "Slot":
+        """Return a launcher to be entered, which waits until one is free."""
+        return Slot(self.free)
+
+
+class Slot:
+    """One launcher for the time of a leg."""
+
+    def __init__(self, free: "queue.SimpleQueue[Launcher]") -> None:
+        self.free = free
+
+    def __enter__(self) -> Launcher:
+        self.launcher = self.free.get()
+        return self.launcher
+
+    def __exit__(self, *_: object) -> None:
+        self.free.put(self.launcher)
+
+
+# ---------------------------------------------------------------------- what a configuration asks for
+
+
+def trials_of(config: RunConfig, space: Space) -> int:
+    """Return how many settings are tried.
+
+    Raises:
+        ConfigError: a space of ranges does not say how many.
+    """
+    wanted = config.search.trials
+    if wanted is None:
+        if space.size == float("inf"):
+            raise ConfigError("search.trials: say how many settings are to be tried (a range has no end)")
+        return int(space.size)
+    return int(min(wanted, space.size))
+
+
+def sampler_of(config: RunConfig, space: Space, trials: int) -> Sampler:
+    """Return who proposes."""
+    if config.search.sampler is not Sampler.auto:
+        return config.search.sampler
+    return Sampler.grid if space.size <= trials else Sampler.tpe
+
+
+def metric_of(config: RunConfig) -> tuple[str, bool]:
+    """Return the metric by which trials are compared, and whether more is better.
+
+    Raises:
+        ConfigError: there is no such metric.
+    """
+    design, checkpoint = config.search, config.checkpoint
+    task = tasks.chosen(config.task, config.data, config.model)
+    measured = list(task.metrics) if config.eval.metrics is None else config.eval.metrics
+    main = next((metric for metric in (*task.metrics[:1], *measured) if metric in measured), "loss")
+    chosen = main if checkpoint.metric == "auto" else checkpoint.metric
+    name, own = design.metric or chosen, tuple(config.eval.extra_metrics)
+    if name not in (*measured, "loss") and not (own and name.startswith(own)):
+        key = "search.metric" if design.metric else "checkpoint.metric"
+        there = ", ".join([*measured, *own])
+        raise ConfigError(f"{key}={name}: not among eval.metrics ({there}), loss or eval.extra_metrics")
+    mode = design.mode if design.mode != "auto" else checkpoint.mode if name == chosen else "auto"
+    return name, name not in SMALLER if mode == "auto" else mode == "max"
+
+
+def _limit(config: RunConfig) -> str:
+    design = config.search
+    seconds = [None if design.max_hours is None else design.max_hours * 3600, _usd_seconds(config)]
+    if seconds[1] is not None and (seconds[0] is None or seconds[1] <= seconds[0]):
+        return f"search.max_usd={design.max_usd:g}"
+    return f"search.max_hours={design.max_hours:g}" if design.max_hours is not None else ""
+
+
+def _usd_seconds(config: RunConfig) -> float | None:
+    """Return for how many seconds `search.max_usd` pays for this machine."""
+    ceiling, price = config.search.max_usd, config.compute.usd_per_hour
+    if ceiling is None:
+        return None
+    if price is None:
+        raise ConfigError(
+            f"search.max_usd={ceiling:g} cannot be kept: no price of this machine is known; give compute.usd_per_hour, "
+            "or search.max_hours"
+        )
+    return ceiling / price * 3600 if price else None
+
+
+def allowed_seconds(config: RunConfig) -> float | None:
+    """Return how long the whole search may take; None without a limit."""
+    hours = config.search.max_hours
+    found = [
+        seconds for seconds in (None if hours is None else hours * 3600, _usd_seconds(config)) if seconds is not None
+    ]
+    return min(found, default=None)
+
+
+def elapsed(store: ResultsStore) -> float:
+    """Return the seconds in which something of a search ran, over all starts; what ran at once counts once."""
+    spans = []
+    for path in (store.path / "attempts").glob("*.json"):
+        spans += [(start["began"], start["seen"]) for start in read_json(path)]
+    total, until = 0.0, float("-inf")
+    for began, seen in sorted(spans):
+        total += max(0.0, seen - max(began, until))
+        until = max(until, seen)
+    return total
+
+
+def check_budget(config: RunConfig, store: ResultsStore) -> None:
+    """Refuse to begin what cannot come to anything.
+
+    Raises:
+        ConfigError: they are not enough for anything.
+    """
+    allowed = allowed_seconds(config)
+    if allowed is None:
+        return
+    used = elapsed(store)
+    if allowed - used < LEAST_S:
+        price = config.compute.usd_per_hour
+        minute = f"{duration(LEAST_S)}" + (f" ({dollars(price / 60)})" if price and config.search.max_usd else "")
+        spent = f"{duration(used)} are used, and " if used else ""
+        raise ConfigError(
+            f"{_limit(config)}: no trial can begin: {spent}each is taken to need {minute} at least; allow more"
+        )
+
+
+def run_search(config: RunConfig, launcher: Callable[[], Launcher] | None = None) -> Search:
+    """Run a search from where it stands; return it.
+
+    Raises:
+        ConfigError: a bad design; a budget that is not enough for anything.
+        UserError: data cannot be had; another process runs this search.
+        Preempted: told to end; the same command goes on.
+    """
+    space = space_of(config)
+    with search_store(space.name).claimed() as store:
+        search = Search(config, store, launcher)
+        log.info("search %s: %d trials; results in %s", space.name, search.trials, store.path)
+        search.run()
+    return search

@@ -1,0 +1,31 @@
+"""Steps `run_search` and `draw_search`: the trials of a search, run here; the table of them; its page."""
+
+import logging
+from typing import Annotated, Any
+
+from zenml import log_metadata, step
+from zenml.types import HTMLString
+
+from .context import whole_config
+
+log = logging.getLogger(__name__)
+
+
+@step(enable_cache=False)
+def run_search(search: dict[str, Any]) -> Annotated[Any, "trials"]:
+    """Run the trials that have no result yet, or take results as they are; `search` is there to be seen."""
+    from ..search.results import in_numbers, results
+
+    config = whole_config()
+    table = results(config)
+    log_metadata(in_numbers(config))
+    return table
+
+
+@step(enable_cache=False)
+def draw_search(trials: Any) -> Annotated[HTMLString, "page"]:
+    """Draw the table, and write table and page into the search's folder."""
+    from ..search import draw
+
+    log.info("draw_search: drawing %d cells", len(trials))
+    return HTMLString(draw(whole_config(), trials))
