@@ -229,7 +229,15 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "early_stopping.min_delta",
         *(f"model.lora.{name}" for name in ("alpha", "dropout", "targets", "rslora", "dora")),
     }
-    whole = ("data.", "benchmark.", "search.", "strategy.", "compile.", "compute.", "launch.")  # groups that never decide
+    whole = (
+        "data.",
+        "benchmark.",
+        "search.",
+        "strategy.",
+        "compile.",
+        "compute.",
+        "launch.",
+    )  # groups that never decide
     missing = [key for key in groups(to_dict(RunConfig())) if key not in known and not key.startswith(whole)]
     assert missing == [], "add each to CHANGES or to KEEPS above"
 
