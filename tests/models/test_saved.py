@@ -1,6 +1,7 @@
 import errno
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -71,6 +72,19 @@ def test_a_module_of_ones_own_is_rebuilt_with_shared_weights(tmp_path, monkeypat
     # saved once more from what was loaded
     save_model(again, tmp_path / "model")
     assert torch.equal(load_saved(tmp_path / "model", "own_saved.Tied")(x)["logits"], again(x)["logits"])
+
+
+def test_the_refusal_of_a_folder_alone_says_how_it_is_allowed(tmp_path, monkeypatch):
+    (tmp_path / "own_asked.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    save_model(build_model(ModelConfig(_target_="own_asked.Tied"), None, LABELS, 1), tmp_path / "model")
+    for target in (None, "own_asked.Other"):
+        with pytest.raises(
+            UserError, match=r"wants own_asked\.Tied called.*plugins=\[own_asked\] or trust=true"
+        ) as refused:
+            load_saved(tmp_path / "model", target)
+        said = eval(f"dict({re.search(r'target=[^ ]+', str(refused.value))[0]})")
+        assert type(load_saved(tmp_path / "model", **said)).__name__ == "Tied"
 
 
 def test_weights_that_are_parts_of_one_buffer(tmp_path, monkeypatch):

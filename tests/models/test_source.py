@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from skytune.config import ModelConfig, UserError
-from skytune.models import fetch, hash_file, hashing, resolve, saved_model
+from skytune.models import build_model, fetch, hash_file, hashing, load_saved, resolve, saved_model
 
 
 def test_the_packaged_model_is_found_without_importing_its_package(packaged):
@@ -134,3 +134,43 @@ def test_a_model_that_brings_code_is_refused_at_once(families, tmp_path, name):
             look()
         assert "\n" not in str(refused.value)
     assert not (tmp_path / "ran").exists()
+
+
+CHOICES = [
+    {"attn_implementation": "kernels-community/flash-attn"},
+    {"_attn_implementation": "kernels-community/flash-attn2@main:forward"},
+    {"attn_implementation": {"": "me/own"}},
+    {"attn_implementation": "paged|me/own"},
+    {"attn_implementation": "flash_attention_2"},  # a kernel of the Hub's where flash-attn is not installed
+    {"experts_implementation": "deepgemm"},
+    {"text_config": {"attn_implementation": "me/own"}},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_a_configuration_that_names_a_kernel_has_nothing_fetched(families, tmp_path, choice, monkeypatch):
+    """As where the package is installed that fetches kernels from the Hub and imports them."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.integrations import hub_kernels
+
+    asked = []
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **more: asked.append(name))
+    folder = tmp_path / "model"
+    shutil.copytree(families["bert"], folder)
+    file = folder / "config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, **choice}))
+    name = ModelConfig(name=str(folder))
+    for look in (lambda: resolve(name), lambda: load_saved(folder), lambda: build_model(name, None, ["a", "b"], 1)):
+        with pytest.raises(
+            UserError, match=r"chooses \S+_implementation\S*=.*: delete \S+ from config\.json, and torch"
+        ):
+            look()
+    assert asked == []
+    if choice == CHOICES[0]:
+        with pytest.raises(Exception):  # noqa: B017  whatever it makes of our kernel
+            AutoModelForSequenceClassification.from_pretrained(folder)
+        assert asked == ["kernels-community/flash-attn"], "transformers itself does"
+    file.write_text(json.dumps({**values, "attn_implementation": "sdpa"}))
+    assert build_model(name, None, ["a", "b"], 1).config._attn_implementation == "sdpa"

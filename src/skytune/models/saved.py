@@ -149,7 +149,11 @@ def load_saved(folder: Folder, target: str | None = None) -> Any:
     if info.target is None:
         return _load_transformers(info)
     if info.target != target:
-        raise UserError(f"{info.folder}: its {TARGET_FILE} wants {info.target}, which nobody has allowed")
+        raise UserError(
+            f"{info.folder}: its {TARGET_FILE} wants {info.target} called, and a folder alone has nothing called: "
+            f"target='{info.target}' allows it here; on the command line plugins=[{info.target.partition('.')[0]}] or "
+            "trust=true"
+        )
     return _load_target(info)
 
 

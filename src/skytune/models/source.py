@@ -1,6 +1,7 @@
 """Where a model comes from: an installed package, a local folder, or the Hugging Face Hub."""
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from ..common.json import load_json
 from ..config import ModelConfig, UserError
 from ..config.installing import add_extra
 from ..config.secrets import looks_secret
+from ..config.trust import flat
 from . import packaged_gguf
 from .formats import check_format
 from .hashing import hash_file, hash_target, hash_values
@@ -191,8 +193,14 @@ def load_weights(folder: str, auto: str, **options: Any) -> tuple[Any, dict[str,
     return loaded
 
 
+_KERNEL = re.compile(r"(^|[._])(attn|experts)_implementation(_internal)?(\.|$)")
+TORCHS_OWN = (None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
+"""What a configuration may choose for attention and for experts: all else can be a kernel of the Hub's, or become one
+where a package is missing."""
+
+
 def refuse_code(folder: str, said: str) -> None:
-    """Refuse a model or tokenizer that brings code of its own: it would run when it is loaded.
+    """Refuse a model or tokenizer that brings code of its own, or has some fetched: it would run when it is loaded.
 
     Args:
         said: how the configuration names the folder, for the message.
@@ -203,14 +211,20 @@ def refuse_code(folder: str, said: str) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         file = Path(folder, name)
         try:
-            asks = file.is_file() and load_json(file.read_bytes(), dict).get("auto_map")
+            values = load_json(file.read_bytes(), dict) if file.is_file() else {}
         except (OSError, ValueError) as error:
             raise UserError(f"{said}: its {name} cannot be read: {first_line(error)}") from error
-        if asks:
+        if values.get("auto_map"):
             raise UserError(
                 f"{said}: its {name} asks for code of its own (auto_map), and code out of a model's folder is never "
                 f"run: take a model that transformers knows; where it knows this one, delete auto_map from {name}"
             )
+        for key, value in flat(values):
+            if _KERNEL.search(key) and value not in TORCHS_OWN:
+                raise UserError(
+                    f"{said}: its {name} chooses {key}={value}, for which transformers may fetch code from a hub and "
+                    f"run it: delete {key} from {name}, and torch's own is taken"
+                )
 
 
 def first_line(error: BaseException) -> str:
