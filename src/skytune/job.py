@@ -31,7 +31,8 @@ class Job:
     """What `job.json` holds. Paths of inputs are relative to the job directory."""
 
     kind: str
-    """`train` (train, then predict) or `predict` (the weights under `inputs/weights` predict)."""
+    """`train` (train, then predict), `predict` (the weights under `inputs/weights` predict the splits) or
+    `predict_files` (they predict on the files of `config.predict`, into `shards/`)."""
 
     run_key: str
     """Name plus hash of what decides the result."""
@@ -72,6 +73,9 @@ class Job:
     stop_at_step: int | None = None
     """Stop after this optimizer step as if preempted, and leave the scores of the validation split: a rung of a search.
     It is no part of the run: the same job without it goes on from there."""
+
+    origin: dict[str, Any] = field(default_factory=dict)
+    """Where it was asked for: `command`, `host`, `time`, `git_commit`, `git_dirty` (see `launch.origin`)."""
 
 
 class JobDir:
@@ -116,10 +120,11 @@ class JobDir:
         write_json(self.root / "job.json", {"schema": SCHEMA, **to_dict(job)})
 
     def holds(self, job: Job) -> bool:
-        """Whether `job.json` says the same as `job` (which may have been asked for from another folder)."""
+        """Whether `job.json` says the same as `job` (which may have been asked for from elsewhere)."""
+        elsewhere: dict[str, Any] = {"paths": [], "origin": {}}
         return bool(
-            {**read_json(self.look()), "paths": []}
-            == json.loads(json.dumps({**to_dict(job), "paths": [], "schema": SCHEMA}))
+            {**read_json(self.look()), **elsewhere}
+            == json.loads(json.dumps({**to_dict(job), **elsewhere, "schema": SCHEMA}))
         )
 
     def look(self) -> Path:

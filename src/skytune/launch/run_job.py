@@ -20,6 +20,7 @@ from ..job import Job, JobDir, read_json, write_json
 from .local import Launcher, LocalLauncher
 from .multinode.launcher import NodesLauncher
 from .multinode.topology import nodes_of
+from .origin import origin
 from .run_dir import Claim, RunFolder, decisive, run_key
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def _run(
         decisive={**decisive(config), "fingerprints": {name: fingerprints[name] for name in ("data", "weights")}},
         paths=user_paths(),
         stop_at_step=stop_at_step,
+        origin=origin(),
     )
     claim = RunFolder(key).claim(since)
     folder = JobDir(claim.path)
@@ -160,7 +162,7 @@ def _run(
         else:
             for old in (folder.inputs, folder.outputs):
                 shutil.rmtree(old, ignore_errors=True)
-            _write(folder, job, splits, tokenizer, weights)
+            write_inputs(folder, job, splits, tokenizer, weights)
             (launcher or launcher_of(config)).run(folder, config.compute)
         result = folder.read_result()
         assert result is not None, "a launcher raises where there is no result"
@@ -186,7 +188,7 @@ def _whole(folder: JobDir, key: str) -> bool:
     return trained and any(folder.model.glob("*.safetensors"))
 
 
-def _write(
+def write_inputs(
     folder: JobDir, job: Job, splits: Mapping[str, "datasets.Dataset"], tokenizer: Any, weights: Path | None
 ) -> None:
     """Write everything that the workers need; `job.json`, which names it, comes last."""
