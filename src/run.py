@@ -165,6 +165,9 @@ def _main(argv: list[str], shown: Shown) -> int:
         print(to_yaml(config), end="")
         return EXIT_OK
     _refuse_launchers()
+    from skytune.launch import origin
+
+    origin.begin()
     if config.launch.gpu_ids is not None:  # before anything looks for GPUs
         os.environ["CUDA_VISIBLE_DEVICES"] = config.launch.gpu_ids
     from skytune.config.scrubbing import log_plainly

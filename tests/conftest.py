@@ -169,6 +169,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_classifier(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a head for `negative` and `positive` that is drawn at random."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-classifier"
+    torch.manual_seed(3)
+    config = BertConfig.from_pretrained(tiny_model)
+    config.id2label, config.label2id = {0: "negative", 1: "positive"}, {"negative": 0, "positive": 1}
+    model = BertForSequenceClassification(config)
+    torch.nn.init.normal_(model.classifier.weight)  # both classes are found
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def sentences() -> Callable[[int, int], list[tuple[str, int]]]:
     """Return a maker of (text, label) rows of varying length that a tiny model can learn."""
     import random

@@ -233,6 +233,7 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "data.",
         "benchmark.",
         "search.",
+        "predict.",
         "strategy.",
         "compile.",
         "compute.",

@@ -18,6 +18,7 @@ from .schema.evaluation import (
     Select,
 )
 from .schema.model import LoraConfig, ModelConfig
+from .schema.prediction import PredictConfig
 from .schema.run import DebugConfig, OnNan, Pipeline, RunConfig
 from .schema.search import Sampler, SearchConfig
 from .schema.strategy import (

@@ -117,6 +117,7 @@ def help_text(folders: list[Path], config: RunConfig) -> str:
         "  python src/run.py data=files data.train=a.tsv         your own file (csv, tsv, json, parquet, xlsx)",
         "  python src/run.py pipeline=data data=files data.train=a.tsv   look at it first; trains nothing",
         "  python src/run.py pipeline=evaluate checkpoint=PATH   score a trained model",
+        "  python src/run.py pipeline=predict checkpoint=PATH 'predict.input=new/*.csv' predict.output=out.csv",
         "  python src/run.py pipeline=benchmark experiment=laptop   what does it cost, how long, how good",
         "  python src/run.py debug=smoke                         two steps of everything",
         "",

@@ -216,7 +216,7 @@ def _read(
     data, name = unpack(data, path, lambda: f"{key}=zip://%s::{system.unstrip_protocol(path)}")
     if not data.strip():
         raise UserError(f"{path}: the file is empty")
-    kind = config.format.value if config.format else _kind(data, name, key)
+    kind = config.format.value if config.format else kind_of(data, name, key)
     return parse(_first_lines(data, kind) if head else data, kind, path, config, columns)
 
 
@@ -272,7 +272,7 @@ def unpack(data: bytes, path: str, inside: Callable[[], str]) -> tuple[bytes, st
     raise UserError(f"{path}: holds {len(tables)} files ({shown}); name one: {inside() % tables[0]}")
 
 
-def _kind(data: bytes, path: str, key: str) -> str:
+def kind_of(data: bytes, path: str, key: str) -> str:
     """Return what kind of table a file is, by how it begins or what it is called.
 
     Raises:

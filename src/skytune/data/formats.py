@@ -72,13 +72,18 @@ def parse(data: bytes, kind: str, path: str, config: DataConfig, columns: Column
         return _arrow(data, kind, path, columns), 0
     if kind == "xlsx":
         return _xlsx(data, path, config, columns), 0
-    text = _decode(data, path, config.encoding)
+    text = decode(data, path, config.encoding)
     if kind in ("json", "jsonl"):
         return _json(text, path, columns, array=kind == "json"), 0
     return _csv(text, kind, path, config, columns)
 
 
-def _decode(data: bytes, path: str, encoding: str | None) -> str:
+def decode(data: bytes, path: str, encoding: str | None) -> str:
+    """Return the text of a file, written in `encoding`, or as its byte order mark says, or in UTF-8.
+
+    Raises:
+        UserError: it is not; the message says where, and the way out.
+    """
     mark = next((name for start, name in MARKS.items() if data.startswith(start)), None)
     if mark and mark != "utf-8-sig" and not encoding:
         log.info("data: %s is %s, as its byte order mark says", path, mark.upper())
@@ -94,7 +99,7 @@ def _decode(data: bytes, path: str, encoding: str | None) -> str:
             raise UserError(
                 f"{path}, line {line}: is not {encoding} {byte}; data.encoding says how it is written"
             ) from error
-        raise UserError(f"{path}, line {line}: broken UTF-8 {byte}; {_other_encoding(data)}") from error
+        raise UserError(f"{path}, line {line}: broken UTF-8 {byte}; {encoding_hint(data)}") from error
     if not encoding and not mark and (wide := _without_mark(data)):
         raise UserError(f"{path}: is {wide.upper()} without a byte order mark; data.encoding={wide} reads it")
     return text.removeprefix("\ufeff")
@@ -107,7 +112,7 @@ def _without_mark(data: bytes) -> str | None:
     return None if max(odd, even) <= len(head) // 4 else "utf-16-le" if odd > even else "utf-16-be"
 
 
-def _other_encoding(data: bytes) -> str:
+def encoding_hint(data: bytes) -> str:
     """Return the way out for a file that is no UTF-8."""
     name = "cp1252"
     try:
@@ -168,42 +173,65 @@ def _csv(text: str, kind: str, path: str, config: DataConfig, columns: Columns) 
     if not quoted and header and all(_in_quotes(name) for name in header):
         raise UserError(f"{path}: its cells stand in quotes; data.format=csv data.delimiter=tab reads them without")
     wanted = wanted_columns(header, path, columns)
-    bad: list[tuple[int | None, int, str]] = []
-
-    def malformed(row: Any) -> str:
-        bad.append((row.number, row.actual_columns, row.text or ""))
-        return "skip"
-
+    bad: list[Malformed] = []
     try:
-        table = pa.csv.read_csv(
-            pa.BufferReader(text.encode()),
-            # One thread: only then does the reader know the number of a malformed row.
-            read_options=pa.csv.ReadOptions(use_threads=False, block_size=BLOCK, column_names=config.columns),
-            parse_options=pa.csv.ParseOptions(
-                delimiter=dialect.delimiter,
-                quote_char='"' if quoted else False,
-                double_quote=quoted,
-                newlines_in_values=quoted,
-                invalid_row_handler=malformed,
-            ),
-            convert_options=pa.csv.ConvertOptions(
-                column_types={name: pa.large_string() for name in wanted}, include_columns=wanted
-            ),
-        )
+        table = pa.csv.read_csv(pa.BufferReader(text.encode()), **csv_options(dialect, config, wanted, bad))
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
     if bad and config.bad_rows is BadRows.error:
-        number, count, line = bad[0]
-        row = f", row {number - (not config.columns)}" if number else ""
-        has = f"has {count} columns, the header {len(header)}"
-        raise UserError(f"{path}{row}: {has}{_why(line, dialect, kind)}; data.bad_rows=drop leaves such rows out")
+        raise malformed_row(path, bad[0], dialect, kind, config)
     if not quoted and all(map(_in_quotes, table[wanted[0]][:SAMPLE].to_pylist())) and table.num_rows:
         log.warning(
             "data: the texts of %s stand in quotes, which are taken for a part of them; data.format=csv "
             "data.delimiter=tab reads them without",
             path,
         )
-    return _rows(path, table, columns, header), len(bad)
+    return rows_of_table(path, table, columns, header), len(bad)
+
+
+Malformed = tuple[int | None, int, str]
+"""Number of a line, how many columns it has, and its text."""
+
+
+def csv_options(
+    dialect: Dialect, config: DataConfig, wanted: list[str], bad: list[Malformed], block_size: int = BLOCK, **read: Any
+) -> dict[str, Any]:
+    """Return what the csv reader is told, to read these columns as text.
+
+    Args:
+        bad: takes rows with another number of columns, which are left out.
+        read: further options of reading.
+    """
+
+    def malformed(row: Any) -> str:
+        bad.append((row.number, row.actual_columns, row.text or ""))
+        return "skip"
+
+    quoted = dialect.quoted
+    return {
+        # One thread: only then does the reader know the number of a malformed row.
+        "read_options": pa.csv.ReadOptions(
+            use_threads=False, block_size=block_size, column_names=config.columns, **read
+        ),
+        "parse_options": pa.csv.ParseOptions(
+            delimiter=dialect.delimiter,
+            quote_char='"' if quoted else False,
+            double_quote=quoted,
+            newlines_in_values=quoted,
+            invalid_row_handler=malformed,
+        ),
+        "convert_options": pa.csv.ConvertOptions(
+            column_types={name: pa.large_string() for name in wanted}, include_columns=wanted
+        ),
+    }
+
+
+def malformed_row(path: str, bad: Malformed, dialect: Dialect, kind: str, config: DataConfig) -> UserError:
+    """Return the error of a row that has another number of columns than the header."""
+    number, columns, line = bad
+    row = f", row {number - (not config.columns)}" if number else ""
+    has = f"has {columns} columns, the header {len(dialect.header)}"
+    return UserError(f"{path}{row}: {has}{_why(line, dialect, kind)}; data.bad_rows=drop leaves such rows out")
 
 
 def _in_quotes(text: str | None) -> bool:
@@ -238,23 +266,23 @@ def _json(text: str, path: str, columns: Columns, array: bool) -> Rows:
     for number, record in enumerate(records, 1):
         if not isinstance(record, dict):
             raise UserError(f"{path}, row {number}: is no JSON object with the columns as keys")
-    present = list(dict.fromkeys(name for record in records for name in _names(record)))
+    present = list(dict.fromkeys(name for record in records for name in names_of(record)))
     wanted = wanted_columns(present, path, columns)
-    values = {name: [_inside(record, name) for record in records] for name in wanted}
-    return _from_values(path, values, columns, present)
+    values = {name: [inside(record, name) for record in records] for name in wanted}
+    return rows_of_values(path, values, columns, present)
 
 
-def _names(record: dict[str, Any], prefix: str = "") -> list[str]:
+def names_of(record: dict[str, Any], prefix: str = "") -> list[str]:
     """Return the keys of a record, and of the objects in it as `outer.inner`."""
     found = []
     for key, value in record.items():
         found.append(f"{prefix}{key}")
         if isinstance(value, dict):
-            found += _names(value, f"{prefix}{key}.")
+            found += names_of(value, f"{prefix}{key}.")
     return found
 
 
-def _inside(record: Any, name: str) -> Any:
+def inside(record: Any, name: str) -> Any:
     """Return what stands at a key, or at `outer.inner`; None where there is no such thing."""
     if not isinstance(record, dict):
         return None
@@ -263,25 +291,25 @@ def _inside(record: Any, name: str) -> Any:
     parts = name.split(".")
     for cut in range(1, len(parts)):
         if (outer := ".".join(parts[:cut])) in record:
-            return _inside(record[outer], ".".join(parts[cut:]))
+            return inside(record[outer], ".".join(parts[cut:]))
     return None
 
 
-def _from_values(path: str, values: dict[str, list[Any]], columns: Columns, present: list[str]) -> Rows:
+def rows_of_values(path: str, values: dict[str, list[Any]], columns: Columns, present: list[str]) -> Rows:
     """Return rows of columns whose values may be of any type."""
     odd: dict[int, str] = {}
     mixed = {name for c in columns if c.kind == "text" and is_template(c.name) for name in fields(c.name)}
     kinds = {column.name: column.kind for column in columns if column.kind != "text"}
     found = {
-        name: _values(each, path, name, kinds[name]) if name in kinds else _texts(each, name, odd, name in mixed)
+        name: _values(each, path, name, kinds[name]) if name in kinds else texts_of(each, name, odd, name in mixed)
         for name, each in values.items()
     }
-    rows = _rows(path, pa.table(found), columns, present)
+    rows = rows_of_table(path, pa.table(found), columns, present)
     rows.odd = odd
     return rows
 
 
-def _texts(values: list[Any], name: str, odd: dict[int, str], mixed: bool) -> pa.ChunkedArray:
+def texts_of(values: list[Any], name: str, odd: dict[int, str], mixed: bool) -> pa.ChunkedArray:
     """Return texts; what is none goes into `odd`, but for numbers in a template (`mixed`)."""
     for row, value in enumerate(values):
         if not isinstance(value, str):
@@ -310,7 +338,20 @@ def _values(values: list[Any], path: str, name: str, kind: str) -> pa.ChunkedArr
 
 
 def _xlsx(data: bytes, path: str, config: DataConfig, columns: Columns) -> Rows:
-    """Read the first sheet of an Excel workbook that has the columns; rows without anything at its end do not count."""
+    header, lines = read_sheet(data, path, config, columns)
+    wanted = wanted_columns(header, path, columns)
+    answers = {column.name for column in columns if column.kind != "text"}
+    places = {name: header.index(name) for name in wanted}
+    values = {
+        name: [cell(line[place], name in answers) if place < len(line) else None for line in lines]
+        for name, place in places.items()
+    }
+    return rows_of_values(path, values, columns, header)
+
+
+def read_sheet(data: bytes, path: str, config: DataConfig, columns: Columns) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return header and rows of the first sheet of an Excel workbook that has the columns; rows without anything at its
+    end do not count."""
     import openpyxl
 
     names = needed_names(columns)
@@ -334,17 +375,10 @@ def _xlsx(data: bytes, path: str, config: DataConfig, columns: Columns) -> Rows:
     header, lines = sheets[chosen]
     if len(book.sheetnames) > 1:
         log.info("data: of the sheets of %s (%s), '%s' is read", path, ", ".join(book.sheetnames), chosen)
-    wanted = wanted_columns(header, path, columns)
-    answers = {column.name for column in columns if column.kind != "text"}
-    places = {name: header.index(name) for name in wanted}
-    values = {
-        name: [_cell(line[place], name in answers) if place < len(line) else None for line in lines]
-        for name, place in places.items()
-    }
-    return _from_values(path, values, columns, header)
+    return header, lines
 
 
-def _cell(value: Any, label: bool) -> Any:
+def cell(value: Any, label: bool) -> Any:
     """Return a cell as Excel shows it: people type texts that Excel takes for numbers and dates."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -368,7 +402,7 @@ def _arrow(data: bytes, kind: str, path: str, columns: Columns) -> Rows:
         name = {"parquet": "Parquet", "arrow": "Arrow"}[kind]
         raise UserError(f"{path}: is no readable {name} file: {first_line(error)}") from error
     table = pa.table({name: column_of(found, name) for name in wanted})
-    rows = _rows(path, table, columns, flat_names(schema))
+    rows = rows_of_table(path, table, columns, flat_names(schema))
     label = next((column for column in columns if column.role == "label"), None)
     rows.names = _declared(schema, label.name) if label else None
     if rows.names and rows.label is not None and label and label.kind == "label":
@@ -379,13 +413,14 @@ def _arrow(data: bytes, kind: str, path: str, columns: Columns) -> Rows:
 def _declared(schema: pa.Schema, label: str) -> list[str] | None:
     """Return the class names that Hugging Face's `datasets` wrote beside a file's schema; None where there are none."""
     try:
-        feature = _inside(load_json((schema.metadata or {})[b"huggingface"])["info"]["features"], label)
+        feature = inside(load_json((schema.metadata or {})[b"huggingface"])["info"]["features"], label)
         names = feature["names"] if feature["_type"] == "ClassLabel" else None
     except (KeyError, TypeError, ValueError):
         return None
     return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
 
 
-def _rows(path: str, table: pa.Table, columns: Columns, present: list[str]) -> Rows:
+def rows_of_table(path: str, table: pa.Table, columns: Columns, present: list[str]) -> Rows:
+    """Return the rows of a table that has the columns of a task, and of its file all `present`."""
     rows = rows_of(table.column, columns, table.column_names, path)
     return dataclasses.replace(rows, parts=[(path, table.num_rows)], columns=present)

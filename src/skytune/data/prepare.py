@@ -37,7 +37,7 @@ class Prepared:
     """`datasets.Dataset` in torch format: what the model reads (see `tokens.tokenize`) and `labels`."""
 
     validation: Any
-    """As `train`; chooses the weights."""
+    """As `train`; chooses the weights. None where there is neither such a split nor train."""
 
     test: Any
     """As `train`; scored once, at the end."""
@@ -100,7 +100,8 @@ def prepare(
     test or a further set). Only then is train shrunk.
 
     Args:
-        config: the data set.
+        config: the data set. Without `train` (to score a trained model) nothing is cut: `test` is scored, and
+            `validation` where it is named.
         model: whose tokenizer and greatest length are used.
         seed: decides cuts and the shrunken part where `config.seed` does not.
         sets: further evaluation sets by name: split names or files.
@@ -117,10 +118,11 @@ def prepare(
     splits, targets = read_splits(config, seed, sets, notes, known, task)
     if config.drop_leaks:
         _drop_leaks(splits, config, sets, notes)
-    kept = shrink(splits["train"].encoded.strata, config.fraction, config.max_rows, seed)
-    splits["train"] = splits["train"].take(kept)
+    if config.train:
+        kept = shrink(splits["train"].encoded.strata, config.fraction, config.max_rows, seed)
+        splits["train"] = splits["train"].take(kept)
     tokenizer = limit = None
-    if splits["train"].rows.text is not None:
+    if splits["test"].rows.text is not None:
         tokenizer, limit = tokenizer_of(config, model)
         notes["max_length"] = limit if limit is not None else "no limit"
     done, texts = {}, {}
@@ -136,8 +138,8 @@ def prepare(
     notes["truncated"] = total
     _say(notes)
     return Prepared(
-        train=done.pop("train"),
-        validation=done.pop("validation"),
+        train=done.pop("train", None),
+        validation=done.pop("validation", None),
         test=done.pop("test"),
         sets=done,
         tokenizer=tokenizer,
@@ -150,7 +152,8 @@ def prepare(
 
 def _say(notes: Notes) -> None:
     """Log in one line what a person should know before training."""
-    rows = ", ".join(f"{notes[f'rows_{name}']:,} {name}" for name in ("train", "validation", "test"))
+    known = [name for name in ("train", "validation", "test") if f"rows_{name}" in notes]
+    rows = ", ".join(f"{notes[f'rows_{name}']:,} {name}" for name in known)
     lost = {
         "left out without text or label": notes.get("dropped_bad_rows"),
         "left out of train because they are scored": notes.get("dropped_leaks_train"),
@@ -188,13 +191,16 @@ def read_splits(
         dropped += int((~there).sum())
         return split.take(np.flatnonzero(there))
 
-    rows = read(config.train, "data.train", "train")
+    first = "train" if config.train else "test"
+    rows = read(str(config.train or config.test), f"data.{first}", first)
     for column in source.columns:
         if column.role == "label" and rows.label is None:
             where = rows.parts[0][0] if rows.parts else rows.name
             taken = [name for other in source.columns if other.needed for name in fields(other.name)]
             raise ConfigError(missing(column.key, column.name, column.name, rows.columns, where, taken))
     lacking = task.lacking(rows, config)
+    if first == "test" and lacking.all():
+        raise UserError(f"data.test={config.test}: has no labels to score by; pipeline=predict needs none")
     if config.bad_rows is BadRows.drop and not lacking.all():
         rows = rows.take(np.flatnonzero(~lacking))
         dropped += int(lacking.sum())
@@ -205,8 +211,10 @@ def read_splits(
     notes["rows_read"] = total
     _count_duplicates(train, notes)
     whole = train if notes.get("conflicting_texts") else train.take(np.arange(0))
-    found: dict[str, Split] = {}
+    found: dict[str, Split] = {} if config.train else {"test": train}
     for name, spec in (("test", config.test), ("validation", config.validation)):
+        if not config.train and (name == "test" or not spec):
+            continue
         if name == "validation" and config.fold is not None and config.folds is not None:
             stay, off = fold_of(train.encoded.strata, config.fold, config.folds, seed)
             found[name], train = train.take(off), train.take(stay)
@@ -230,7 +238,8 @@ def read_splits(
         found[name], train = train.take(off), train.take(stay)
         found[name].rows.name = name
         notes[f"{name}_from"] = f"cut from train ({why})"
-    splits = {"train": train, "validation": found["validation"], "test": found["test"]}
+    splits = {"train": train} if config.train else {}
+    splits |= {name: found[name] for name in ("validation", "test") if name in found}
     for name, spec in sets.items():
         splits[name] = numbered(read(spec, f"eval.sets.{name}", name))
         _labelled(splits[name], whole=False)
@@ -251,9 +260,12 @@ def _drop_leaks(splits: dict[str, Split], config: DataConfig, sets: dict[str, st
     if len(keys) < len(all_keys):
         notes["leaks"] = "not looked for: the data brings neither texts nor token ids"
         return
-    leak = np.isin(keys["validation"], keys["test"])
-    notes["dropped_leaks_validation"] = _drop(splits, "validation", leak)
-    keys["validation"] = keys["validation"][~leak]
+    if "validation" in keys:
+        leak = np.isin(keys["validation"], keys["test"])
+        notes["dropped_leaks_validation"] = _drop(splits, "validation", leak)
+        keys["validation"] = keys["validation"][~leak]
+    if "train" not in keys:
+        return
     # A further set that is the train split itself asks for the score on what was learned.
     scored = np.concatenate([key for name, key in keys.items() if name != "train" and sets.get(name) != config.train])
     notes["dropped_leaks_train"] = _drop(splits, "train", np.isin(keys["train"], scored))

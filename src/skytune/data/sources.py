@@ -39,7 +39,7 @@ class Source:
             NotReachable: a data set on the Hub, which does not answer.
         """
         source = self.config.source
-        if self._is_file(spec):
+        if self.is_file(spec):
             rows, malformed = read_files(spec, self.config, key, name, self.columns)
             self.malformed += malformed
             return rows
@@ -49,7 +49,7 @@ class Source:
 
     def head(self, spec: str) -> Rows:
         """Return the first rows of the train split, of some sources all; arguments and errors as those of `split`."""
-        if self._is_file(spec):
+        if self.is_file(spec):
             return read_head(spec, self.config, "data.train", self.columns)
         return self.split(spec, "data.train", "train")
 
@@ -74,9 +74,9 @@ class Source:
         found: list[Any] = [config.version]
         splits = {"data.train": config.train, "data.validation": config.validation, "data.test": config.test}
         for key, spec in (splits | {f"eval.sets.{name}": spec for name, spec in sorted(sets.items())}).items():
-            if spec is None:
+            if not spec:
                 continue
-            if self._is_file(spec):
+            if self.is_file(spec):
                 found.append([key, [hash_content(*file) for file in find_files(spec, key)]])
                 continue
             found.append([key, spec])
@@ -90,7 +90,8 @@ class Source:
             found.append(hash_target(str(config._target_), config.args, "data._target_"))
         return hash_values(found)
 
-    def _is_file(self, spec: str) -> bool:
+    def is_file(self, spec: str) -> bool:
+        """Return whether a split is read from files, rather than by its name."""
         return self.config.source is DataSource.files or looks_like_file(spec)
 
     def _hub(self, spec: str, key: str, name: str) -> Rows:

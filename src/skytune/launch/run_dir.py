@@ -37,6 +37,7 @@ UNDECISIVE = (
     "compile",
     "benchmark",
     "search",
+    "predict",
 )
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 
@@ -94,10 +95,20 @@ def deciding_metrics(config: RunConfig) -> dict[str, Any]:
 def run_key(config: RunConfig, fingerprints: dict[str, str]) -> str:
     """Return `<name>-<12 hex digits>` for the decisive configuration and the fingerprints of data and weights."""
     text = json.dumps([decisive(config), fingerprints], sort_keys=True)
+    return f"{run_name(config)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def run_name(config: RunConfig) -> str:
+    """Return what runs of a configuration are called: the first part of their keys."""
     model = (config.model._target_ or "").rpartition(".")[2] or Path(config.model.name).name
     data = (config.data._target_ or "").rpartition(".")[2] or Path(config.data.name).name
-    name = config.name or f"{model}-{data}"
-    return f"{slug(name)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return slug(config.name or f"{model}-{data}")
+
+
+def model_name(path: str) -> str:
+    """Return what a trained model is called: a run's own as the run, else its folder."""
+    parts = Path(path.rstrip("/")).parts
+    return parts[-3] if parts[-2:] == ("outputs", "model") and len(parts) > 2 else parts[-1]
 
 
 def slug(text: str) -> str:

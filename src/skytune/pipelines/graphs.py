@@ -9,6 +9,7 @@ from ..config import RunConfig, to_dict
 from ..steps.evaluate_model import evaluate_model
 from ..steps.load_data import load_data
 from ..steps.parameters import elsewhere, for_evaluate_model, for_load_data, for_train_model, on
+from ..steps.predict_files import predict_files
 from ..steps.search import draw_search, run_search
 from ..steps.study import draw_results, run_experiment
 from ..steps.train_model import train_model
@@ -38,6 +39,15 @@ def evaluate(config: dict[str, Any]) -> None:
     run = RunConfig.parse(config)
     _, validation, test, tokenizer, texts = on(load_data, run)(**for_load_data(run))
     on(evaluate_model, run)(validation, test, tokenizer, texts=texts, **for_evaluate_model(run))
+
+
+@pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
+def predict(config: dict[str, Any]) -> None:
+    """Write a trained model's answers beside the rows of files without labels."""
+    run = RunConfig.parse(config)
+    # The run's folder knows what is there already, not ZenML's cache.
+    step = on(predict_files, run).with_options(enable_cache=False)
+    step(checkpoint=str(run.checkpoint.path), files=to_dict(run.predict))
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)

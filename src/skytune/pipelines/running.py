@@ -16,7 +16,8 @@ from ..report import summary, training_rows
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import check_orchestrator, operator_of
 from ..steps.cache import expire_lost, expire_unusable
-from .graphs import benchmark, evaluate, search, training
+from .graphs import benchmark, evaluate, predict, search, training
+from .records import describe, named
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PIPELINES: dict[Pipeline, Any] = {
     Pipeline.training: training,
     Pipeline.evaluate: evaluate,
+    Pipeline.predict: predict,
     Pipeline.benchmark: benchmark,
     Pipeline.search: search,
 }
@@ -66,18 +68,21 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
         from ..search import summary as search_summary
 
         return Finished(*search_summary(config))
+    if config.pipeline is Pipeline.predict:
+        return tell_predictions(config, finished)
     return tell_results(config, finished) if config.pipeline is Pipeline.benchmark else tell(client, config, finished)
 
 
 def _run(client: "Client", config: RunConfig) -> Any:
     """Run the pipeline; again where an artifact of a cached step cannot be used (each of five can be such a one)."""
+    pipeline = named(PIPELINES[config.pipeline], config)
     for _ in range(5):
         try:
-            return PIPELINES[config.pipeline](to_dict(config))
+            return pipeline(to_dict(config))
         except UserError as error:
             if not config.cache or not expire_unusable(client, error):
                 raise
-    return PIPELINES[config.pipeline](to_dict(config))
+    return pipeline(to_dict(config))
 
 
 def tell_results(config: RunConfig, run: Any) -> Finished:
@@ -88,6 +93,15 @@ def tell_results(config: RunConfig, run: Any) -> Finished:
     done = bool((table["status"] == "done").any())
     why = "" if done else f"none of {len(table)} cells is done; the first: {table['reason'].iloc[0]}"
     return Finished(results_summary(config, table), "", why)
+
+
+def tell_predictions(config: RunConfig, run: Any) -> Finished:
+    """Return what is to be said of files that were predicted on."""
+    from ..report.terminal import prediction_summary
+
+    done = run.steps["predict_files"].outputs["prediction_summary"][0].load()
+    describe(run, done, ("rows", done["rows"]), None)
+    return Finished(prediction_summary(done), "")
 
 
 def _say_where(client: "Client", config: RunConfig) -> None:
@@ -133,9 +147,12 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
     page = report_path(result["run_folder"])
     if not page.is_file():
         page = Path(last.outputs["report"][0].uri) / "output.html"
+    scores = metrics["splits"]["test"]
+    main = next((name for name in (config.checkpoint.metric, *scores) if name in scores and name != "loss"), "loss")
+    describe(run, result, (main, scores.get(main)), page)
     cached = steps["train_model" if trained else "evaluate_model"].status == "cached"
     text = summary(
-        metrics=metrics["splits"]["test"],
+        metrics=scores,
         training={**result, "cost_line": cost_of(result, config.compute.usd_per_hour).line()} if trained else {},
         model_path=place,
         dashboard=get_run_url(run),

@@ -8,6 +8,7 @@ from ..config import DataSource, Pipeline, RunConfig, UserError, to_dict
 from ..config.schema.tracking import refuse_missing_trackers
 from ..config.targets import locate
 from ..config.trust import approve, flat
+from ..launch.predict_files import check_files
 from ..tasks import find, of_saved
 
 
@@ -39,18 +40,20 @@ def validated(config: RunConfig) -> RunConfig:
         models.local_folder(config.model.name, "model.name")
     if config.model.tokenizer:
         models.local_folder(config.model.tokenizer, "model.tokenizer")
-    if config.data.source is not DataSource.hub:
+    if config.pipeline is Pipeline.predict:
+        check_files(config.predict)
+    elif config.data.source is not DataSource.hub:
         data.Source(config.data).fingerprint(config.eval.sets)
     return config
 
 
 def _resolved(config: RunConfig) -> RunConfig:
-    """Return the configuration with what `pipeline=evaluate` implies: the checkpoint's own tokenizer.
+    """Return the configuration with what `pipeline=evaluate` and `predict` imply: the checkpoint's own tokenizer.
 
     Raises:
         UserError: the checkpoint is no model.
     """
-    if config.pipeline is not Pipeline.evaluate:
+    if config.pipeline not in (Pipeline.evaluate, Pipeline.predict):
         return config
     saved = models.saved_model(str(config.checkpoint.path))
     if saved.target:
@@ -63,4 +66,7 @@ def _resolved(config: RunConfig) -> RunConfig:
     trained_for = of_saved(saved, f"checkpoint={config.checkpoint.path}")
     if config.task.is_auto:
         config = replace(config, task=replace(config.task, name=trained_for))
+    scored = config.data.test
+    if config.pipeline is Pipeline.evaluate and scored and data.Source(config.data).is_file(scored):
+        config = replace(config, data=replace(config.data, train=""))  # nothing has to be cut from it
     return replace(config, model=model)

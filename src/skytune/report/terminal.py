@@ -79,6 +79,29 @@ def summary(
     return "\n".join(["-" * width, *lines, "-" * width])
 
 
+def prediction_summary(done: dict[str, Any]) -> str:
+    """Return what a person wants to know after files were predicted on.
+
+    Args:
+        done: see `launch.predict_files.predict_files`.
+    """
+    width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
+    rows = [f"{done['rows']:,} rows,"] + [f"{name} {count:,}," for name, count in list(done["counts"].items())[:10]]
+    rows += [f"{done['without_text']:,} without a text (no prediction),"] if done["without_text"] else []
+    rows += [f"{done['left_out']:,} malformed rows left out,"] if done["left_out"] else []
+    facts = [("predicted", [*rows[:-1], rows[-1].rstrip(",")])]
+    if done["reused"]:
+        facts.append(("", ["the output was there already", "(cache=false computes it again)"]))
+    else:
+        processes = "1 process" if done["world_size"] == 1 else f"{done['world_size']} processes"
+        seconds = duration(done["phases"]["predict_s"])
+        parts = [seconds, f"{number(done['samples_per_s'])} rows/s", f"{processes} on {done['device']}"]
+        facts.append(("computing", _listed(parts)))
+    facts += [("output", [shlex.quote(done["output"])]), ("run folder", [shlex.quote(done["run_folder"])])]
+    lines = [line for label, parts in facts for line in _wrapped(label, parts, width)]
+    return "\n".join(["-" * width, *lines, "-" * width])
+
+
 def _scores(metrics: dict[str, Any], headline: Sequence[str]) -> list[str]:
     rows = metrics.get("n_rows")
     named = {name: titled(name) for name in headline}

@@ -35,6 +35,8 @@ def input_metadata(name: str, key: str) -> dict[str, Any]:
 
 def named_sets(validation: Datasets) -> dict[str, Dataset]:
     """Return the evaluation sets by name: `load_data` hands on several as one DatasetDict."""
+    if validation is None:
+        return {}
     return dict(validation) if isinstance(validation, dict) else {"validation": validation}
 
 

@@ -34,7 +34,8 @@ def load_data(
     With further evaluation sets `validation_dataset` is a DatasetDict: `validation` first, then they by name (Hugging
     Face's Trainer takes that as its `eval_dataset`). `texts` has the own texts of what is scored, for the report.
     """
-    log.info("load_data: reading and tokenizing %s", data["name"] if data["source"] != "files" else data["train"])
+    source = data["name"] if data["source"] != "files" else data["train"]
+    log.info("load_data: reading and tokenizing %s", source if data["train"] else data["test"])
     from datasets import DatasetDict
 
     from ..data import prepare
@@ -45,6 +46,7 @@ def load_data(
         what = chosen(from_dict(TaskConfig, task), source, network)
         found = prepare(source, network, seed, sets, classes, what)
     log_metadata({"data": json.loads(json.dumps(found.notes))}, artifact_name="train_dataset", infer_artifact=True)
-    validation = DatasetDict({"validation": found.validation, **found.sets}) if found.sets else found.validation
+    named = {"validation": found.validation, **found.sets} if found.validation is not None else found.sets
+    validation = DatasetDict(named) if found.sets else found.validation
     texts = DatasetDict(found.texts) if found.texts else None
     return found.train, validation, found.test, found.tokenizer, texts

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 def open_tables(jobdir: JobDir, job: Job) -> dict[str, TokenTable]:
     """Open every split of the job."""
     folders = {**({"train": job.train} if job.train else {}), **job.evaluation}
-    padding = _padding(jobdir, job)
+    padding = padding_of(jobdir, job)
     return {name: TokenTable.open(jobdir.root / folder, padding) for name, folder in folders.items()}
 
 
-def _padding(jobdir: JobDir, job: Job) -> Padding:
+def padding_of(jobdir: JobDir, job: Job) -> Padding:
     """Return how the job's tokenizer pads."""
     if not job.tokenizer:
         return Padding()
@@ -90,8 +90,8 @@ def check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> N
             )
 
 
-def fit_columns(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
-    """Leave out of the tables what the model's forward does not take.
+def fit_columns(model: torch.nn.Module, tables: dict[str, TokenTable], say: bool = True) -> None:
+    """Leave out of the tables what the model's forward does not take; with `say`, tell what that is.
 
     Raises:
         UserError: it takes no labels, or needs what the rows do not have.
@@ -118,7 +118,7 @@ def fit_columns(model: torch.nn.Module, tables: dict[str, TokenTable]) -> None:
         if split == "train" and "labels" not in named:
             raise UserError(f"{kind}.forward takes no labels; with labels it must return loss and logits")
         for name in sorted(table.columns.keys() - named - {"labels"}):
-            if name not in usual or (table.columns[name].values != usual[name]).any():
+            if say and (name not in usual or (table.columns[name].values != usual[name]).any()):
                 log.info("%s.forward takes no %s: this column of '%s' is left out", kind, name, split)
             del table.columns[name]
 

@@ -105,9 +105,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         if trained is not None:
             if config.eval.threshold == "f1" and task.tune is not None:
                 with phases.time("predict_s"):
-                    known["validation"] = _predict_split(
-                        strategy, tables["validation"], world, collect, config, at_once
-                    )
+                    known["validation"] = predict_split(strategy, tables["validation"], world, collect, config, at_once)
                 rows, found = known["validation"]
                 scoring = Scoring.of(config.eval, job.labels, settings=head.settings)
                 chosen = task.tune(found, taken(targets_of(tables["validation"], "validation"), rows), scoring)
@@ -117,7 +115,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         with phases.time("predict_s"):
             ends = _ends(task, config, jobdir, job) if config.eval.generate else None
             for name in job.evaluation:
-                rows, found = known.get(name) or _predict_split(strategy, tables[name], world, collect, config, at_once)
+                rows, found = known.get(name) or predict_split(strategy, tables[name], world, collect, config, at_once)
                 if ends is not None:
                     found = with_answers(strategy, tables[name], rows, found, world, config, ends)
                 if world.main:
@@ -214,7 +212,7 @@ def _train(
 
     def validate() -> dict[str, float]:
         with phases.time("validate_s"), ema.in_place() if ema is not None else nullcontext():
-            rows, found = _predict_split(strategy, validation, world, collect, config, at_once)
+            rows, found = predict_split(strategy, validation, world, collect, config, at_once)
             scored = task.score(found, taken(targets_of(validation, "validation"), rows), scoring)
             known = {name: math.nan if value is None else value for name, value in scored.metrics.items()}
             return {**known, "n_rows": scored.n_rows}
@@ -281,9 +279,11 @@ def _ends(task: Task, config: RunConfig, jobdir: JobDir, job: Job) -> list[int]:
     return task.ends(read_tokenizer(str(jobdir.root / job.tokenizer)), config)
 
 
-def _predict_split(
+def predict_split(
     strategy: Strategy, table: TokenTable, world: World, collect: Collect, config: RunConfig, at_once: AtOnce
 ) -> tuple[np.ndarray, Ragged]:
+    """Return row numbers of a split and what is kept of each, see `prediction.predict`; `world` may be this process
+    alone where the strategy's forward needs no other."""
     alone = strategy.alone()
     if alone is None:
         strategy.agree()

@@ -65,7 +65,10 @@ def _work(jobdir: JobDir, started: float) -> None:
         import torch
 
         torch.set_num_threads(int(threads))
-    from .trainer import run_job
+    if job.kind == "predict_files":
+        from .file_prediction import run_job
+    else:
+        from .trainer import run_job
 
     asked = os.environ.get("SKYTUNE_WORLD_SIZE")
     run_job(jobdir, job, started=started, asked=int(asked) if asked else None)

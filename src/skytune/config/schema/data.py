@@ -70,7 +70,8 @@ class DataConfig:
     """As `train`; empty means: cut from train."""
 
     test: str | None = None
-    """As `train`; empty or unlabelled (label -1) means: cut from train, before any shrinking."""
+    """As `train`; empty or unlabelled (label -1) means: cut from train, before any shrinking. Files that
+    are given here are all that `pipeline=evaluate` reads."""
 
     format: FileFormat | None = None
     """How files hold their table, whatever they are called: `csv` (quoted), `tsv` (a quotation mark is a letter like

@@ -12,6 +12,7 @@ from .compute import ComputeConfig, Device, LaunchConfig
 from .data import DataConfig
 from .evaluation import PACKAGED, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
+from .prediction import PredictConfig
 from .search import SearchConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
 from .study import BenchmarkConfig
@@ -25,6 +26,7 @@ class Pipeline(str, Enum):
 
     training = "training"
     evaluate = "evaluate"
+    predict = "predict"
     benchmark = "benchmark"
     search = "search"
     merge = "merge"
@@ -65,10 +67,11 @@ class RunConfig:
     """First part of the run's folder name; empty means `<model>-<data>`."""
 
     pipeline: Pipeline = Pipeline.training
-    """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `merge` (write the
-    plain model that the adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `benchmark` (one
-    training a cell of an experiment design), `search` (trials out of a space of hyperparameters) or `data` (look at
-    the data set: nothing is trained)."""
+    """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `predict` (write
+    the answers of `checkpoint=PATH` beside the rows of files without labels), `merge` (write the plain model that the
+    adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `benchmark` (one training a cell of an
+    experiment design), `search` (trials out of a space of hyperparameters) or `data` (look at the data set: nothing is
+    trained)."""
 
     seed: int = 42
     """Decides splits, order of samples, new weights and dropout."""
@@ -139,6 +142,9 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     """What is measured, and when."""
 
+    predict: PredictConfig = field(default_factory=PredictConfig)
+    """What `pipeline=predict` reads and writes."""
+
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Which weights are kept."""
 
@@ -207,7 +213,12 @@ class RunConfig:
             raise ConfigError("pipeline=benchmark needs a design: experiment=NAME, or benchmark.factors")
         if self.search.take and self.pipeline is not Pipeline.training:
             raise ConfigError(f"search.take={self.search.take} takes settings for a run: write pipeline=training")
-        if self.pipeline not in (Pipeline.evaluate, Pipeline.merge) and self.checkpoint.path:
+        given = (self.checkpoint.path, self.predict.input, self.predict.output)
+        if self.pipeline is Pipeline.predict and not all(given):
+            raise ConfigError("pipeline=predict needs checkpoint=PATH predict.input=FILES predict.output=FILE")
+        if self.pipeline is not Pipeline.predict and any(given[1:]):
+            raise ConfigError("predict.input and predict.output have an effect only with pipeline=predict")
+        if self.pipeline not in (Pipeline.evaluate, Pipeline.predict, Pipeline.merge) and self.checkpoint.path:
             raise ConfigError(
                 "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
                 "or pipeline=evaluate to score it"
