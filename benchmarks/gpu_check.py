@@ -1,6 +1,7 @@
 """Checks the training room on CUDA devices; needs torch, transformers, accelerate, pyarrow and this source tree alone.
 
     python benchmarks/gpu_check.py --model FOLDER --splits FOLDER
+    python benchmarks/gpu_check.py --only captured      random weights of many architectures, nothing else needed
 
 FOLDER of the model is one that transformers loads, with its tokenizer; FOLDER of the splits holds train, validation and
 test as `skytune.data.tables.write_split` leaves them. Prints one line a check, and exits with 1 if one fails.
@@ -68,6 +69,10 @@ def accuracy(job: JobDir) -> float:
 
 
 Check = Callable[[str, bool, str], None]
+
+CAPTURED = ["electra-base", "gpt2", "deberta-v3-base", "modernbert-base", "mpnet-base", "roberta-base"]
+CAPTURED += ["t5-base", "bart-base", "vit-base"]
+"""Architectures of `benchmarks/architectures.py` whose captured steps are checked."""
 
 
 def devices(arguments: argparse.Namespace, work: Path, check: Check) -> None:
@@ -152,17 +157,98 @@ def together(arguments: argparse.Namespace, work: Path, check: Check) -> None:
     check(f"a resumed run on {max(numbers)} GPUs goes on exactly", rest["resumed_from"] == 15 and worst < 1e-6, seen)
 
 
-PARTS = {"together": together, "devices": devices, "repeating": repeating, "learning": learning}
+def captured(arguments: argparse.Namespace, work: Path, check: Check) -> None:
+    """Every architecture's captured step, blocks compiled, against its eager one: the same rows, widths and masks."""
+    from architectures import model_of, parts_of, table_of, take
+
+    from skytune.config import Precision
+    from skytune.training.captured_step import CapturedSteps
+    from skytune.training.train_step import EagerSteps, Feed
+
+    count = arguments.steps
+
+    def parts(name: str, precision: Precision = Precision.bf16, shaken: bool = False) -> Any:
+        model = model_of(name)
+        if shaken:  # each weight by up to half of what bf16 rounds it by
+            draw = torch.Generator().manual_seed(1)
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(1 + 2**-9 * (torch.rand(weight.shape, generator=draw) - 0.5))
+        return parts_of(model, table_of(model, rows=3000), 32, precision)
+
+    def opened(name: str, given: Any) -> tuple[CapturedSteps, str]:
+        steps = CapturedSteps(*given)
+        steps.compile_blocks()
+        return steps, steps.prepare()
+
+    def eager(name: str, widths: Any, number: int, **how: Any) -> list[float]:
+        run, *rest = parts(name, **how)
+        steps = EagerSteps(run, *rest)
+        steps.feed = Feed(run.config, run.world, rest[2], rest[3], run.total_steps, widths)
+        return take(steps, number)
+
+    def apart(one: list[float], other: list[float]) -> float:
+        return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+    for name in arguments.architectures:
+        run, strategy, optimizer, *rest = parts(name)
+        steps, reason = opened(name, (run, strategy, optimizer, *rest))
+        seconds = f"{len(steps.shapes)} shapes in {steps.capture_seconds:.1f} s"
+        check(f"{name} is captured", not reason, reason or f"{seconds}, gradients {steps.gradient_error:.1e} apart")
+        if reason:
+            continue
+        shape = next(iter(steps.shapes.values()))
+        steps.hold.fill_(1)
+        seen = []
+        for seed in (1, 2, 1):
+            torch.manual_seed(seed)
+            steps._go(shape, (False, True))
+            seen.append(float(steps.loss))
+        steps.hold.fill_(0)
+        random = any(isinstance(module, torch.nn.Dropout) and module.p for module in run.model.modules())
+        check(f"{name}: masks", seen[0] == seen[2] and (seen[0] != seen[1] or not random), f"losses {seen}")
+        losses = take(steps, count // 2)
+        kept = {key: value.clone() for key, value in strategy.state().items()}
+        tensors, values = strategy.optimizer_state()
+        tensors = {key: value.clone() for key, value in tensors.items()}
+        losses += take(steps, count - count // 2)
+        steps.close()
+        again, other, *rest = parts(name)
+        other.load(kept)
+        other.load_optimizer(tensors, values)
+        again.step = count // 2
+        later, _ = opened(name, (again, other, *rest))
+        resumed = take(later, count - count // 2)
+        worst = apart(resumed, losses[count // 2 :])
+        check(f"{name}: a resumed run goes on exactly", worst == 0, f"at most {worst:.1e} apart")
+        later.close()
+        found = apart(losses, expected := eager(name, steps.widths, count))
+        noise = apart(eager(name, steps.widths, count, shaken=True), expected)
+        seen_as = f"at most {found:.1e} apart over {count} steps, {noise:.1e} between eager runs that round otherwise"
+        check(f"{name}: bf16 losses of captured and eager steps", found <= 2 * noise, seen_as)
+    name = arguments.architectures[0]
+    steps, reason = opened(name, parts(name, Precision.fp32))
+    found = apart(take(steps, 20), eager(name, steps.widths, 20, precision=Precision.fp32))
+    check(
+        f"{name}: fp32 losses of captured and eager steps", not reason and found < 1e-5, f"{found:.1e} apart {reason}"
+    )
+
+
+PARTS = {"together": together, "devices": devices, "repeating": repeating, "learning": learning, "captured": captured}
 
 
 def main() -> int:
     """Run all checks; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=lambda text: Path(text).absolute(), required=True)
-    parser.add_argument("--splits", type=lambda text: Path(text).absolute(), required=True)
+    parser.add_argument("--model", type=lambda text: Path(text).absolute())
+    parser.add_argument("--splits", type=lambda text: Path(text).absolute())
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of `learning`")
+    parser.add_argument("--steps", type=int, default=100, help="of `captured`")
+    parser.add_argument("--architectures", nargs="+", default=CAPTURED, help="of `captured`")
     arguments = parser.parse_args()
+    if set(arguments.only) != {"captured"} and not (arguments.model and arguments.splits):
+        parser.error("--model and --splits are needed for all parts but `captured`")
     gpus = torch.cuda.device_count()
     print(f"torch {torch.__version__}, {gpus} x {torch.cuda.get_device_name(0) if gpus else 'no GPU'}")
     failed: list[str] = []

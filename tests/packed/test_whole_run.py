@@ -1,5 +1,6 @@
 """Whole jobs on the fast path, in real worker processes on the CPU, against the same jobs taken the plain way."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from skytune.config import UserError
+from skytune.training.worker import keep_compiled
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -85,5 +87,30 @@ def test_two_processes_go_on_from_a_save_that_the_clock_asked_for(run_job: Any, 
 
 
 def test_where_it_does_not_apply_the_reason_is_said(run_job: Any) -> None:
-    with pytest.raises(UserError, match=r"compute\.fast=on: the optimizer is SGD, not AdamW"):
-        run_job(name="sgd", compute={"fast": "on"}, optimizer={"name": "sgd"}, max_steps=1)
+    with pytest.raises(UserError, match=r"compute\.fast=on: compile\.mode asks for torch\.compile"):
+        run_job(name="compiled", compute={"fast": "on"}, compile={"mode": "on"}, max_steps=1)
+
+
+def test_what_has_no_packed_form_is_captured(run_job: Any) -> None:
+    """Another optimizer and a moving average: the same losses and validations as eagerly."""
+    more = {**SAME, "optimizer": {"name": "sgd", "lr": 0.05}, "ema": {"decay": 0.9}, "batch": {"micro_size": 3}}
+    plain, fast = (run_job(name=name, compute={"fast": name}, **more) for name in ("off", "on"))
+    assert fast.result["steps_taken"] == "captured"
+    np.testing.assert_allclose(losses(fast), losses(plain), atol=1e-5, rtol=0)
+    records = [[r["metrics"] for r in done.history if r["kind"] == "validation"] for done in (fast, plain)]
+    assert records[0] == records[1] and len(records[0]) == 4
+
+
+def test_compiled_code_is_kept_below_the_home(monkeypatch: Any, tmp_path: Any) -> None:
+    """Unless the environment says where, or nothing can be written there."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "missing"))
+    keep_compiled()
+    assert "TRITON_CACHE_DIR" not in os.environ
+    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    keep_compiled()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled" / "inductor")
+    assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere" and not (tmp_path / "compiled").exists()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")

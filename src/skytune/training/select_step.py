@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..config import CompileMode, OnNan, Precision, RunConfig, StrategyName, UserError
+from ..config import OnNan, Precision, RunConfig, UserError
 from ..config.schema.compute import Fast
 from ..data.batches import Ragged, TokenTable
 from ..data.order import SampleOrder
-from ..distributed.capabilities import chosen
 from ..distributed.context import World
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of
 from ..packed import architectures as models
+from ..packed import parity
 from ..packed.graph_step import PackedStep
 from ..packed.ops import Drop
 from ..packed.packing import GRAIN
+from . import captured_step
 from .callbacks.base import Run
+from .captured_step import WORTH_COMPILING, CapturedSteps
 from .packed_step import PackedSteps
 from .parameter_groups import SCALE
 from .strategy import Strategy
@@ -37,13 +39,6 @@ COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels"}
 """Columns that the packed form understands."""
 
 ROWS = 8
-
-WITHIN = {torch.float32: 1e-2, torch.bfloat16: 0.25}
-"""Largest relative error of one parameter's gradient, ||found - expected|| / ||expected||. Rounding stays far below; a
-term that is missing is 1."""
-
-NEGLIGIBLE = 1e-3
-"""Gradients smaller than this share of the largest are not looked at: a key's bias has none but rounding."""
 
 OFF = Drop(0.0, 0)
 
@@ -57,18 +52,20 @@ def open_steps(
     notice: Callable[[], bool],
     head: Head = TEXT,
 ) -> Steps:
-    """Return the fast path where it applies, else the plain way. Call when weights and optimizer are restored.
+    """Return the fastest way to take steps that applies: packed, captured, eager. Call when weights and optimizer are
+    restored.
 
     Args:
         notice: whether this process was told to end.
         head: whose loss is computed.
 
     Raises:
-        UserError: `compute.fast=on`, and it does not apply.
+        UserError: `compute.fast=on`, and neither of the fast ways applies.
     """
     wanted, world = run.config.compute.fast, run.world
-    if wanted is Fast.off or (wanted is Fast.auto and world.device.type != "cuda"):
-        return EagerSteps(run, strategy, optimizer, order, table, notice, head)
+    given = (run, strategy, optimizer, order, table, notice, head)
+    if not _is_wanted(run):
+        return EagerSteps(*given)
     if head.stream is not None:
         reason = head.stream(run.model, table, strategy.autocast) or _elsewhere_streams(strategy, run.config)
         if reason and wanted is Fast.on:
@@ -77,21 +74,54 @@ def open_steps(
         run.report["steps_taken"] = f"padded: {reason}" if reason else "packed"
         if world.main:
             log.info("rows are %s", f"padded: {reason}" if reason else "packed, none sees another")
-        return EagerSteps(run, strategy, optimizer, order, table, notice, head)
+        return EagerSteps(*given)
     own = "the loss is not the model's own" if head.loss is not None else ""
-    reason = own or why_not(run.config, world, run.model, optimizer, table)
-    tried = not reason
+    not_packed = own or why_not(run.config, world, run.model, optimizer, table)
+    tried = not not_packed
     if tried:
-        steps = PackedSteps(run, strategy, optimizer, order, table, notice)
-        reason = _try_out(steps, table)
-    if reason:
-        if wanted is Fast.on:
-            raise UserError(f"compute.fast=on: {reason} (compute.fast=auto takes the plain way)")
-        if tried or world.main:
-            level = logging.WARNING if tried else logging.INFO
-            log.log(level, "steps are taken the plain way, not on the fast path: %s", reason)
-        run.report["steps_taken"] = f"plain: {reason}"
-        return EagerSteps(run, strategy, optimizer, order, table, notice, head)
+        packed = PackedSteps(*given)
+        not_packed = _try_out(packed, table)
+        if not not_packed:
+            return _opened(packed)
+    not_captured = captured_step.why_not(run.config, world, table)
+    if not not_captured:
+        captured = CapturedSteps(*given)
+        compiled = run.total_steps >= WORTH_COMPILING and world.device.type == "cuda" and captured.compile_blocks()
+        not_captured = _everywhere(strategy, captured.prepare())
+        if not_captured and compiled:
+            if world.main:
+                log.warning("blocks are not compiled: %s", not_captured)
+            captured = CapturedSteps(*given)
+            not_captured, compiled = _everywhere(strategy, captured.prepare()), False
+        if not not_captured:
+            shapes = len(captured.shapes)
+            run.report["steps_taken"] = "captured"
+            seconds = round(captured.capture_seconds, 2)
+            run.report["captured"] = {"shapes": shapes, "compiled": compiled, "capture_s": seconds}
+            if world.main:
+                how = f"captured with padding, {shapes} shapes{', blocks compiled' if compiled else ''}"
+                log.info("fast path: steps %s (ready in %.1f s); not packed: %s", how, seconds, not_packed)
+            return captured
+        tried = True
+        captured.close()
+    reason = not_captured if not_captured == not_packed else f"{not_captured}; not packed: {not_packed}"
+    if wanted is Fast.on:
+        raise UserError(f"compute.fast=on: {reason} (compute.fast=auto takes the plain way)")
+    if tried or world.main:
+        level = logging.WARNING if tried else logging.INFO
+        log.log(level, "steps are taken the plain way, not on the fast path: %s", reason)
+    run.report["steps_taken"] = f"plain: {reason}"
+    return EagerSteps(*given)
+
+
+def _is_wanted(run: Run) -> bool:
+    wanted = run.config.compute.fast
+    return wanted is Fast.on or (wanted is Fast.auto and run.world.device.type == "cuda")
+
+
+def _opened(steps: PackedSteps) -> PackedSteps:
+    """Return packed steps with their graphs captured."""
+    run, world = steps.run, steps.run.world
     if world.size > 1:
         run.collect = steps.collect
     steps.prepare()
@@ -110,6 +140,12 @@ def _elsewhere_streams(strategy: Strategy, config: RunConfig) -> str:
     return ""
 
 
+def _everywhere(strategy: Strategy, reason: str) -> str:
+    """Return why something is not done on some process (collective); empty if it is on all."""
+    some = strategy.total(bool(reason)) > 0
+    return reason or ("another process cannot" if some else "")
+
+
 def why_not(
     config: RunConfig,
     world: World,
@@ -117,20 +153,13 @@ def why_not(
     optimizer: torch.optim.Optimizer,
     table: TokenTable,
 ) -> str:
-    """Return why the fast path does not apply, as the end of a sentence; empty if it does."""
+    """Return why the packed step does not apply, as the end of a sentence; empty if it does."""
+    if reason := captured_step.why_not(config, world, table):
+        return reason
     if world.device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
-    if world.device.type not in ("cuda", "cpu"):
-        return f"it does not run on {world.device.type}"
     if world.precision not in (Precision.bf16, Precision.fp32):
         return f"precision {world.precision.value} is not one of its own"
-    strategy = chosen(config, world.size)
-    if strategy not in (StrategyName.single, StrategyName.ddp):
-        return f"strategy={strategy.value} spreads the step in its own way"
-    if config.strategy.activation_checkpointing or config.strategy.find_unused_parameters:
-        return "strategy.activation_checkpointing and strategy.find_unused_parameters are not there"
-    if config.compile.mode is not CompileMode.off:
-        return "compile.mode asks for torch.compile"
     if type(optimizer) is not torch.optim.AdamW:
         return f"the optimizer is {type(optimizer).__name__}, not AdamW"
     if any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups):
@@ -145,17 +174,11 @@ def why_not(
         return "optimizer.no_decay may tell parameters apart that it updates together"
     if config.on_nan is not OnNan.stop:
         return f"on_nan={config.on_nan.value} looks at every step before it is taken"
-    if config.batch.auto:
-        return "batch.auto=true may have to change the micro-batch"
     if config.ema.decay:
         return "the moving average of the weights (ema.decay) follows every step"
-    if config.debug.profile_steps:
-        return "the profiler looks at single operations"
     more = set(table.columns) - COLUMNS
     if more:
         return f"the rows have more columns ({', '.join(sorted(more))})"
-    if table.one_length:
-        return "the model's logits depend on padding"
     ids = table.columns.get("input_ids")
     if not isinstance(ids, Ragged) or table.labels is None:
         return "the rows are not tokens with one label each"
@@ -173,8 +196,7 @@ def _try_out(steps: PackedSteps, table: TokenTable) -> str:
         found = disagreement(run.model, steps.packed, table, rows)
     except Exception as error:  # a kernel that does not compile for this card, no memory for it
         found = f"trying it out failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    elsewhere = steps.strategy.total(bool(found)) > 0
-    return found or ("the packed form differs on another process" if elsewhere else "")
+    return _everywhere(steps.strategy, found)
 
 
 def disagreement(module: nn.Module, step: PackedStep, table: TokenTable, rows: np.ndarray) -> str:
@@ -204,23 +226,15 @@ def disagreement(module: nn.Module, step: PackedStep, table: TokenTable, rows: n
         step.share.fill_(1 / len(rows))
         step.run(-(-int(table.lengths[rows].sum()) // GRAIN) * GRAIN, update=False, alone=True)
         loss = nn.functional.cross_entropy(expected.detach(), labels)
-        within = WITHIN[arena.low.dtype]
+        within = parity.WITHIN[arena.low.dtype]
         if not torch.isclose(step.loss, loss, atol=within / 5, rtol=within / 5):
             return f"the packed form's loss is {float(step.loss):.4f}, the model's {float(loss):.4f}"
-        name, error = _worst_gradient(module, step)
+        named = [(name, p) for name, p in module.named_parameters() if p.grad is not None]
+        found = [step.model.arena.grad_of(p) for _, p in named]
+        name, error = parity.worst_gradient([name for name, _ in named], [p.grad for _, p in named], found)
         return "" if error <= within else f"the packed form's gradient of {name} is {error:.0%} off the model's"
     finally:
         step.model.shapes = shapes
         module.zero_grad(set_to_none=True)
         module.train(training)
         step.model.shell.train()
-
-
-def _worst_gradient(module: nn.Module, step: PackedStep) -> tuple[str, float]:
-    """Return the parameter whose gradient is furthest off, and its relative error."""
-    named = [(name, p) for name, p in module.named_parameters() if p.grad is not None]
-    norms = torch.stack([p.grad.float().norm() for _, p in named])
-    gaps = torch.stack([(step.model.arena.grad_of(p).float() - p.grad.float()).norm() for _, p in named])
-    errors = torch.where(norms > NEGLIGIBLE * norms.max(), gaps / norms.clamp(min=1e-30), 0.0)
-    worst = int(errors.argmax())
-    return named[worst][0], float(errors[worst])

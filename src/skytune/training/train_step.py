@@ -3,10 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -59,7 +60,7 @@ class Steps:
     head: Head = TEXT
     """It may have a loss in the place of the model's own."""
 
-    most: ClassVar[int] = 1
+    most: int = field(default=1, init=False)
     """Steps that may be taken before anything is heard of them."""
 
     def __post_init__(self) -> None:
@@ -86,7 +87,8 @@ class EagerSteps(Steps):
     """Every operation as the model has it, spread over processes by the strategy, one step at a time."""
 
     def __post_init__(self) -> None:
-        self.feed = Feed(self.run.config, self.run.world, self.order, self.table, self.run.total_steps)
+        multiple = self.run.config.batch.pad_multiple or WIDTH
+        self.feed = Feed(self.run.config, self.run.world, self.order, self.table, self.run.total_steps, multiple)
         self.attempts = Attempts(self.run, self.strategy, self.order.lengths)
         every = self.run.config.schedule.unfreeze_epochs
         self.unfreezing = Unfreezing(self.strategy.model, every, self.order.steps_per_epoch) if every else None
@@ -163,10 +165,23 @@ class Feed:
 
     They are prepared ahead for steps in order and one micro-batch size; whoever asks for another step or size than the
     next one makes it begin anew from there.
+
+    Args:
+        last: the step that ends the run.
+        multiple: what padded lengths are multiples of, for all micro-batches or by a micro-batch's rows.
     """
 
-    def __init__(self, config: RunConfig, world: World, order: SampleOrder, table: TokenTable, last: int) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        order: SampleOrder,
+        table: TokenTable,
+        last: int,
+        multiple: int | Callable[[np.ndarray], int],
+    ) -> None:
         self.config, self.world, self.order, self.table, self.last = config, world, order, table, last
+        self.multiple = multiple
         self._next: tuple[int, int] | None = None
         self._items: Iterator[Item] = iter(())
 
@@ -188,7 +203,7 @@ class Feed:
             for micro in self.order.micro_batches(step, self.world.rank, self.world.size, micro_size)
         )
         return DataLoader(
-            _Batches(self.table, self.config.batch.pad_multiple or WIDTH),
+            _Batches(self.table, self.multiple),
             sampler=micros,
             batch_size=None,
             num_workers=self.config.loader.num_workers,
@@ -200,9 +215,10 @@ class Feed:
 class _Batches(Dataset[Item]):
     """Builds the tensors of a micro-batch, in the training process or in a loader process."""
 
-    def __init__(self, table: TokenTable, multiple: int) -> None:
+    def __init__(self, table: TokenTable, multiple: int | Callable[[np.ndarray], int]) -> None:
         self.table, self.multiple = table, multiple
 
     def __getitem__(self, micro: MicroBatch) -> Item:
+        multiple = self.multiple(micro.rows) if callable(self.multiple) else self.multiple
         lay_out = self.table.stream if self.table.streamed else self.table.batch
-        return micro, lay_out(micro.rows, self.multiple)
+        return micro, lay_out(micro.rows, multiple)

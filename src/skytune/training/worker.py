@@ -17,6 +17,7 @@ from pathlib import Path
 from ..common.files import is_disk_full
 from ..common.processes import alive
 from ..config import UserError
+from ..config.folders import home
 from ..config.scrubbing import guard_logs, scrub
 from ..config.targets import import_plugins
 from ..job import JobDir, RankError
@@ -59,6 +60,7 @@ def _work(jobdir: JobDir, started: float) -> None:
     # At the end: a file of the user's that is named like a library must not hide it.
     sys.path.extend(path for path in job.paths if path not in sys.path)
     import_plugins(job.config.plugins)
+    keep_compiled()
     import_libraries()
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads:
@@ -79,6 +81,14 @@ def import_libraries() -> None:
     _silence_libraries()
     _leave_out_libraries()
     from . import trainer  # noqa: F401
+
+
+def keep_compiled() -> None:
+    """Keep compiled code between runs, below SKYTUNE_HOME: torch's own place is below /tmp. Where it cannot be written,
+    or the environment names another place, that one is used."""
+    if os.access(home(), os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled" / "inductor"))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(home() / "compiled" / "triton"))
 
 
 def _silence_libraries() -> None:

@@ -20,7 +20,7 @@ class Device(str, Enum):
 
 
 class Fast(str, Enum):
-    """Whether steps are taken on the fast path."""
+    """Whether steps are taken on the fast path: packed, or captured with padding."""
 
     auto = "auto"
     on = "on"
@@ -54,10 +54,11 @@ class ComputeConfig:
     """`auto` takes CUDA, then MPS, then the CPU; a device that is asked for and not there is an error."""
 
     fast: Fast = Fast.auto
-    """The fast path of the training step: rows packed without padding, all of a step captured in one CUDA graph.
-    `auto` takes it on CUDA where the model and the options allow it, and says in one line why not; `on` insists (on a
-    CPU too, where it is there for tests and slower); `off` never takes it. The mathematics are the same, rounding is
-    not."""
+    """The fast path of the training step: all of a step captured in one CUDA graph; rows packed without padding where
+    the model has such a form, else padded to a few lengths, and the model's blocks compiled in runs of 500 steps and
+    more. `auto` takes it on CUDA where a trial shows the same losses and gradients, and says in one line which and why;
+    `on` insists (on a CPU too, where it is there for tests and slower); `off` never takes it. The mathematics are the
+    same, rounding is not."""
 
     usd_per_hour: float | None = None
     """What an hour of this machine costs, where you know it: the report then says what the run cost. A machine that is

@@ -1,0 +1,384 @@
+"""Training speed of many architectures on one GPU: this package, the HF Trainer and a compiled hand loop, side by side.
+
+    python benchmarks/architectures.py --out benchmarks/results
+    python benchmarks/architectures.py --only gpt2 vit-base
+
+Models have their published shapes and random weights; rows are made: as long as SST-2's (13 tokens on average, at most
+66), or long text (254 on average, at most 512), and 224-pixel images as tensors. Needs torch, transformers, accelerate,
+pyarrow and this source tree alone. Every architecture has a process of its own: they compile at once, a few at a time,
+and are timed one after the other. `ours` is the step that `compute.fast=auto` takes, fed from the table as in a run,
+without callbacks; the HF Trainer pads every batch to its longest row; the hand loop is
+`torch.compile(mode="reduce-overhead")` over rows padded to one length, with torch's fused AdamW.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import numpy as np
+import torch
+
+from skytune.config import Precision, RunConfig, from_dict
+from skytune.data.batches import Padding, TokenTable
+from skytune.data.order import SampleOrder
+from skytune.distributed.context import World
+from skytune.job import JobDir
+from skytune.training.callbacks.base import Run
+from skytune.training.flops import peak, work_of
+from skytune.training.select_step import open_steps
+from skytune.training.strategy import Strategy
+from skytune.training.train_step import Steps
+
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert-base": ("Bert", {}),
+    "roberta-base": ("Roberta", {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}),
+    "xlm-roberta-base": ("XLMRoberta", {"vocab_size": 250002, "max_position_embeddings": 514, "type_vocab_size": 1}),
+    "electra-base": ("Electra", {**BASE, "embedding_size": 768}),
+    "deberta-v3-base": (
+        "DebertaV2",
+        {
+            **BASE,
+            "vocab_size": 128100,
+            "relative_attention": True,
+            "position_buckets": 256,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+        },
+    ),
+    "modernbert-base": ("ModernBert", {}),
+    "mpnet-base": ("MPNet", {"vocab_size": 30527, "max_position_embeddings": 514}),
+    "gpt2": ("GPT2", {"pad_token_id": 0}),
+    "t5-base": ("T5", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "decoder_start_token_id": 0}),
+    "bart-base": (
+        "Bart",
+        {
+            "d_model": 768,
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "encoder_attention_heads": 12,
+            "decoder_attention_heads": 12,
+            "encoder_ffn_dim": 3072,
+            "decoder_ffn_dim": 3072,
+        },
+    ),
+    "vit-base": ("ViT", {}),
+}
+"""Name: (transformers' class, options of its configuration), as published; t5 and bart as classifiers of sentences."""
+
+WARM, TIMED = 64, 256
+"""Steps of ours before and while time is taken."""
+
+LONG = ("bert-base", "electra-base", "gpt2", "modernbert-base", "deberta-v3-base")
+"""Models that are timed on long text as well."""
+
+HAND = ("bert-base", "electra-base", "gpt2", "modernbert-base", "vit-base")
+"""Models whose hand loop is timed: torch takes a minute or more to compile a whole one."""
+
+ROWS = 12_000
+
+
+def model_of(name: str, seed: int = 0, **more: Any) -> Any:
+    """Return a classifier with random weights."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    kind, options = ARCHITECTURES[name]
+    config = getattr(transformers, f"{kind}Config")(num_labels=2, **{**options, **more})
+    torch.manual_seed(seed)
+    task = "Image" if kind == "ViT" else "Sequence"
+    return getattr(transformers, f"{kind}For{task}Classification")(config)
+
+
+class Images:
+    """What a table of images gives: a few batches' worth of random ones, again and again."""
+
+    one_length, padding = False, Padding()
+
+    def __init__(self, rows: int = 6400, held: int = 256) -> None:
+        self.pixels = torch.randn(held, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+        self.labels = np.arange(rows) % 2
+        self.lengths = np.ones(rows, dtype=np.int64)
+        self.columns = {"pixel_values": self.pixels, "labels": self.labels}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, rows: np.ndarray, multiple: int = 1) -> dict[str, torch.Tensor]:
+        """Return a batch as the model takes it."""
+        return {
+            "pixel_values": self.pixels[torch.from_numpy(rows % len(self.pixels))],
+            "labels": torch.from_numpy(self.labels[rows]),
+        }
+
+
+def table_of(model: Any, long: bool = False, rows: int = ROWS) -> Any:
+    """Return rows for a model: random tokens, one end of the text in each."""
+    import pyarrow as pa
+
+    if model.config.model_type == "vit":
+        return Images()
+    random = np.random.default_rng(0)
+    drawn = random.normal(254, 120, rows) if long else random.lognormal(2.4, 0.6, rows)
+    lengths = np.clip(drawn, *((16, 512) if long else (4, 66))).astype(int)
+    end = getattr(model.config, "eos_token_id", None)
+    ids = [
+        np.append(random.integers(1000, 30000, n - 1), 102 if end is None else end).astype(np.int32) for n in lengths
+    ]
+    mask = [np.ones(n, dtype=np.int8) for n in lengths]
+    columns = {"input_ids": ids, "attention_mask": mask, "labels": random.integers(0, 2, rows)}
+    return TokenTable(pa.table(columns), Padding(int(model.config.pad_token_id or 0)))
+
+
+def parts_of(
+    model: Any, table: Any, batch: int, precision: Precision = Precision.bf16, steps: int = 2000, **groups: Any
+) -> Any:
+    """Return (run, strategy, optimizer, order, table, whether to end), of which ways to take steps are made."""
+    config = from_dict(RunConfig, {"batch": {"global_size": batch, "bucket_batches": 1}, **groups})
+    order = SampleOrder(table.lengths, seed=config.seed, global_size=batch, bucket_batches=config.batch.bucket_batches)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    world = World(0, 1, device, precision)
+    strategy = Strategy(config, world)
+    strategy.prepare(model)
+    model.train()
+    run = Run(config, JobDir("/nonexistent"), world, model, steps, order.steps_per_epoch, micro_batch=batch)
+    return run, strategy, strategy.make_optimizer(config.optimizer), order, table, lambda: False
+
+
+def take(steps: Steps, count: int, rate: float = 5e-5) -> list[float]:
+    """Take steps as the loop does; return their losses."""
+    losses: list[float] = []
+    while len(losses) < count:
+        taken = steps.take([rate] * min(steps.most, count - len(losses)))
+        losses += taken.losses
+        steps.run.step += len(taken.losses)
+    return losses
+
+
+def synchronized() -> float:
+    """Return the time once the device has nothing left to do."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(steps: Steps, warm: int, count: int) -> float:
+    """Return seconds a step."""
+    take(steps, warm)
+    start = synchronized()
+    take(steps, count)
+    return (synchronized() - start) / count
+
+
+def trainer(name: str, table: Any, batch: int, steps: int = 40, warm: int = 12) -> float:
+    """Return seconds a step of the HF Trainer in bf16."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Rows(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return len(table)
+
+        def __getitem__(self, index: int) -> int:
+            return int(index)
+
+    class Clock(TrainerCallback):
+        started = seconds = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == warm:
+                self.started = synchronized()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.seconds = synchronized() - self.started
+
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=batch,
+            max_steps=steps,
+            bf16=True,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=10,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        Trainer(
+            model=model_of(name),
+            args=settings,
+            train_dataset=Rows(),
+            callbacks=[clock],
+            data_collator=lambda rows: table.batch(np.array(rows)),
+        ).train()
+    return clock.seconds / (steps - warm)
+
+
+def hand_loop(name: str, table: Any, batch: int) -> Callable[[int], None]:
+    """Return a function that takes steps of a compiled loop; it has taken a few."""
+    model = model_of(name).cuda().train()
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, fused=True)
+    random, longest = np.random.default_rng(0), int(table.lengths.max())
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            rows = random.integers(0, len(table), batch)
+            tensors = {k: v.pin_memory().to("cuda", non_blocking=True) for k, v in table.batch(rows, longest).items()}
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = compiled(**tensors).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    steps(6)
+    return steps
+
+
+def one(name: str, ways: list[str]) -> dict[str, Any]:
+    """Compile, say so, wait for a word, take the times; return the architecture's row."""
+    torch.set_num_threads(4)
+    model, batch = model_of(name), 64 if name.startswith("vit") else 32
+    work, table = work_of(model), table_of(model)
+    row: dict[str, Any] = {"name": name, "batch": batch}
+    clock = time.perf_counter()
+    steps = open_steps(*parts_of(model, table, batch))
+    take(steps, 2 * steps.most)
+    row |= {"steps": steps.run.report.get("steps_taken"), "ready_s": round(time.perf_counter() - clock, 1)}
+    row |= steps.run.report.get("captured", {})
+    loop, clock = None, time.perf_counter()
+    if "hand" in ways and name in HAND:
+        try:
+            loop = hand_loop(name, table, batch)
+            row["hand_ready_s"] = round(time.perf_counter() - clock, 1)
+        except Exception as error:
+            row["hand_failed"] = str(error).strip().partition("\n")[0][:200]
+        torch.cuda.empty_cache()
+    long, texts = None, None
+    if name in LONG and "long" in ways:
+        model = model_of(name)
+        long = open_steps(*parts_of(model, texts := table_of(model, long=True, rows=4000), batch))
+        take(long, 2)
+    print("READY", flush=True)
+    sys.stdin.readline()
+    row["ours_ms"] = 1e3 * timed(steps, WARM, TIMED)
+    if "trainer" in ways:
+        row["trainer_ms"] = 1e3 * trainer(name, table, batch)
+    if loop is not None:
+        loop(20)
+        start = synchronized()
+        loop(100)
+        row["hand_ms"] = 10 * (synchronized() - start)
+    most = peak(torch.cuda.get_device_name(), Precision.bf16) if torch.cuda.is_available() else None
+    if long is not None:
+        row["long_ms"] = 1e3 * timed(long, 32, 64)
+        if work is not None and most:
+            row["long_mfu"] = work.of(texts.lengths) / len(texts) * batch / (row["long_ms"] / 1e3) / most
+    if name.startswith("vit"):
+        row["images_per_s"] = batch / row["ours_ms"] * 1e3
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def main() -> int:
+    """Start all processes, time them in turn, write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
+    parser.add_argument("--ways", nargs="+", default=["trainer", "hand", "long"], help="beside ours")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        import logging
+
+        logging.basicConfig(level="INFO", format="%(message)s")
+        print("RESULT " + json.dumps(one(arguments.one, arguments.ways)), flush=True)
+        return 0
+    environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    children = {}
+    for name in arguments.only:
+        command = [sys.executable, __file__, "--one", name, "--ways", *arguments.ways]
+        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+        children[name] = subprocess.Popen(command, env=environment, **pipes), log
+    failed, rows = [], []
+    for child, _ in children.values():
+        next((line for line in child.stdout if line.startswith("READY")), None)
+    for name, (child, log) in children.items():
+        found, _ = child.communicate("go\n")
+        line = next((text for text in found.splitlines() if text.startswith("RESULT ")), None)
+        if line is None:
+            log.seek(0)
+            print(f"{name} FAILED\n{log.read()[-1500:]}", flush=True)
+            failed.append(name)
+            continue
+        rows.append(json.loads(line.removeprefix("RESULT ")))
+        print(json.dumps(rows[-1]), flush=True)
+        if arguments.out:
+            write(arguments.out, rows)
+    return 1 if failed else 0
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the table as JSON and as Markdown."""
+    import transformers
+
+    command = "python benchmarks/architectures.py " + " ".join(sys.argv[1:])
+    head = {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": date.today().isoformat(),
+        "command": command,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "architectures.json").write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+    lines = [f"# Training speed by architecture on one {head['device']}", ""]
+    lines += [f"- {key}: {value}" for key, value in head.items() if key not in ("device", "command")]
+    lines += [f"- `{command}`", "", "ms a step; MFU on long text counts no padding.", ""]
+    lines += [
+        "| model | batch | steps | ours | HF Trainer, bf16 | hand loop | times HF | times hand | long text | MFU |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        taken = str(row["steps"]).partition(":")[0] + (", compiled" if row.get("compiled") else "")
+        cells = [row["name"], row["batch"], taken]
+        cells += [_number(row.get(key), "{:.2f}") for key in ("ours_ms", "trainer_ms", "hand_ms")]
+        cells += [_number(_ratio(row, key), "{:.1f}x") for key in ("trainer_ms", "hand_ms")]
+        cells += [_number(row.get("long_ms"), "{:.2f}"), _number(row.get("long_mfu"), "{:.1%}")]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    for row in rows:
+        if "images_per_s" in row:
+            lines += ["", f"{row['name']}: {row['images_per_s']:.0f} images/s from tensors."]
+        if "hand_failed" in row:
+            lines += ["", f"{row['name']}: the hand loop failed: {row['hand_failed']}"]
+        if str(row["steps"]).startswith("plain"):
+            lines += ["", f"{row['name']} is not captured: {row['steps']}"]
+    (folder / "architectures.md").write_text("\n".join(lines) + "\n")
+
+
+def _ratio(row: dict[str, Any], key: str) -> float | None:
+    return row[key] / row["ours_ms"] if key in row else None
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,495 @@
+"""Takes optimizer steps of any model whose shapes are few: each is captured in a CUDA graph, padded rows and all.
+
+Rows are padded to a few widths, so that a micro-batch has one of a few shapes, and every shape has graphs of its own
+over buffers that stay where they are. The blocks of the model (`find_blocks`) are compiled first where the run is long
+enough to pay for it; dropout stays torch's own, so that captured, compiled and eager steps draw the same masks.
+
+What AdamW needs to know lies on the device: rate, clipping factor, and whether to leave everything as it is because the
+loss is not finite. Such steps are taken in blocks, and nothing waits for the device within one. Any other optimizer,
+fp16's scaling and several processes take the forward and backward pass from the graph and the rest as ever.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import CompileMode, OnNan, Precision, RunConfig, StrategyName
+from ..data.batches import TokenTable
+from ..data.order import MicroBatch, SampleOrder, step_seed
+from ..distributed.capabilities import chosen
+from ..distributed.context import World
+from ..packed import parity
+from ..packed.cuda_graph import Graph, NotCapturable, capture, frozen_by_capture, random_kept, reason_of
+from ..packed.packing import choose_budgets
+from .compiling import WIDTH
+from .oom import release
+from .schedule import set_rate
+from .strategy.blocks import find_blocks
+from .train_step import EagerSteps, Feed, Item, Taken
+
+log = logging.getLogger(__name__)
+
+BLOCK = 32
+"""Steps that are taken before the CPU waits for the device; a person waits that long for an answer to Ctrl-C."""
+
+WIDTHS = 12
+"""Padded lengths at most; each costs a capture (about half a second)."""
+
+WASTE = 0.03
+"""Share of the columns that may be padding, where that many widths can bring it there."""
+
+EPOCHS = 3
+"""Epochs whose steps decide the widths."""
+
+COARSE = 64
+"""Widths that nobody chose are multiples of this, so that few are needed."""
+
+WORTH_COMPILING = 500
+"""Steps of a run from which on its blocks are compiled: that takes half a minute where nothing is cached."""
+
+STEPS = 3
+"""Steps whose losses are held against the eager ones before captured steps are trusted."""
+
+
+@dataclass
+class Widths:
+    """To which length rows are padded, a function of the longest of them."""
+
+    lengths: np.ndarray
+    chosen: list[int]
+
+    @classmethod
+    def plan(cls, order: SampleOrder, cut: Callable[[int], list[MicroBatch]], steps: int, multiple: int) -> "Widths":
+        """Choose them from the micro-batches that `cut` makes of the first steps (of a whole run, wherever this process
+        starts: rounding depends on the width)."""
+        last = min(steps, EPOCHS * order.steps_per_epoch)
+        longest = [int(order.lengths[micro.rows].max()) for step in range(last) for micro in cut(step)]
+        return cls(order.lengths, choose_budgets(np.array(longest or [1]), WIDTHS, grain=multiple, waste=WASTE))
+
+    def __call__(self, rows: np.ndarray) -> int:
+        """Return the width of a micro-batch."""
+        longest = int(self.lengths[rows].max())
+        return next((width for width in self.chosen if longest <= width), -(-longest // COARSE) * COARSE)
+
+
+@dataclass(eq=False)
+class Shape:
+    """Buffers for micro-batches of one shape, and what was captured over them."""
+
+    inputs: dict[str, Tensor]
+    graphs: dict[tuple[bool, bool], Graph | None] = field(default_factory=dict)
+    """By (add, update); None where no graph could be had."""
+
+    def fill(self, tensors: dict[str, Tensor]) -> None:
+        """Copy a micro-batch in."""
+        for name, tensor in tensors.items():
+            self.inputs[name].copy_(tensor, non_blocking=True)
+
+
+def why_not(config: RunConfig, world: World, table: TokenTable) -> str:
+    """Return why steps are not captured, as the end of a sentence; empty if they may be."""
+    if world.device.type not in ("cuda", "cpu"):
+        return f"it does not run on {world.device.type}"
+    if world.precision is Precision.fp8:
+        return "precision fp8 scales by what the host reads"
+    strategy = chosen(config, world.size)
+    if strategy not in (StrategyName.single, StrategyName.ddp):
+        return f"strategy={strategy.value} spreads the step in its own way"
+    if world.size > 1:
+        return "several processes exchange gradients while they compute them"
+    if config.strategy.activation_checkpointing or config.strategy.find_unused_parameters:
+        return "strategy.activation_checkpointing and strategy.find_unused_parameters are not there"
+    if config.compile.mode is not CompileMode.off:
+        return "compile.mode asks for torch.compile"
+    if config.batch.auto:
+        return "batch.auto=true may have to change the micro-batch"
+    if config.debug.profile_steps:
+        return "the profiler looks at single operations"
+    if table.one_length:
+        return "the model's logits depend on padding"
+    return ""
+
+
+class CapturedSteps(EagerSteps):
+    """The steps of one process."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        run, world, order = self.run, self.run.world, self.order
+        self.device, self.model = world.device, self.strategy.model
+        self.on_device = world.device.type == "cuda"
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.clip_norm = run.config.optimizer.clip_norm
+        several = -(-order.global_size // world.size) > run.micro_batch
+        alone = self.strategy.scaler is None and self.unfreezing is None and run.config.on_nan is OnNan.stop
+        self.whole = alone and _reads_tensors(self.optimizer)
+        """Whether the update is captured too: nothing but the gradient has a say in it."""
+        self.variants = [(False, False), (True, False)] + ([(True, True)] if self.whole else [])
+        if not several:
+            self.variants = [(False, self.whole)]
+        # A moving average of the weights looks at them after every step.
+        self.most = BLOCK if self.whole and not run.config.ema.decay else 1
+        multiple = run.config.batch.pad_multiple or WIDTH
+        self.widths = Widths.plan(order, self._cut, run.total_steps, multiple)
+        self.feed = Feed(run.config, world, order, self.table, run.total_steps, self.widths)
+        self.shapes: dict[Any, Shape] = {}
+        self.pool, self.stream = None, None
+        if self.on_device:
+            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
+        self.by_hand = False
+        """Whether steps are eager for now, of whose rows a graph did not fit."""
+        numbers = torch.zeros(7, device=self.device).unbind()
+        self.weight, self.loss, self.norm, self.factor, self.skip, self.hold, self.changed = numbers
+        """Factor on a micro-batch's loss; the step's loss so far; norm of its gradient; what the gradient is divided
+        by; 1 to leave all as it is, the same asked for by the host, and the same since a graph did not fit its rows."""
+        self.rates = list(torch.zeros(len(self.optimizer.param_groups), device=self.device).unbind())
+        self.grads: list[Tensor | None] = []
+        """Where gradients stay between the graphs of a step; none for weights that take no part in the loss."""
+        self.programs: dict[torch.nn.Module, Any] = {}
+        self.gradient_error = 0.0
+        """Of one parameter, the largest that was seen when steps were tried."""
+        self.real_tokens = self.computed_tokens = 0
+        self.capture_seconds, self.ready = 0.0, False
+
+    # Before the first step
+
+    def compile_blocks(self) -> bool:
+        """Have the model's blocks compiled in captures to come; return whether it has any."""
+        several = len(self.widths.chosen) > 1
+        for block in find_blocks(self.model):
+            self.programs[block] = torch.compile(block._call_impl, dynamic=several or None)
+        return bool(self.programs)
+
+    def prepare(self) -> str:
+        """Try the captured step against the eager one, then capture all shapes; return why it is not to be used, as the
+        end of a sentence. Weights, optimizer state and random numbers are left as they are."""
+        start, begun = time.perf_counter(), bool(self.optimizer.state)
+        reason = ""
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        try:
+            with self._unchanged(), self._aside():
+                reason = self._disagreement()
+                for rows, width in [] if reason or not self.on_device else self._planned():
+                    shape = self._shape(self.table.batch(rows, width))
+                    for variant in self.variants:
+                        self._captured(shape, variant)
+        except NotCapturable as error:
+            reason = str(error)
+        except Exception as error:  # a compiler that is not there, a layer that it cannot take, no memory
+            reason = reason_of(error)
+        self.model.zero_grad(set_to_none=True)
+        if reason:
+            if not begun:
+                self.optimizer.state.clear()  # zeros, of updates that were held back
+            self.close()
+            self.programs = {}
+        release(self.device)  # what the trial and the runs before captures took
+        self.ready = not reason
+        self.capture_seconds += time.perf_counter() - start
+        return reason
+
+    def _planned(self) -> list[tuple[np.ndarray, int]]:
+        """Return rows of every shape that the first epochs have, and their width: the largest first, into whose memory
+        the others fit."""
+        last = min(self.run.total_steps, EPOCHS * self.order.steps_per_epoch)
+        found = {}
+        for step in range(last):
+            for micro in self._cut(step):
+                found[len(micro.rows), self.widths(micro.rows)] = micro.rows
+        return [(rows, width) for (_, width), rows in sorted(found.items(), key=lambda item: item[0], reverse=True)]
+
+    def _disagreement(self) -> str:
+        """Return in what captured steps differ from eager ones, as the end of a sentence; empty if they do not."""
+        run, first = self.run, min(self.run.step, self.run.total_steps - 1)
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        within = parity.WITHIN[torch.float32 if run.world.precision is Precision.fp32 else torch.bfloat16]
+        for step in range(first, min(first + STEPS, run.total_steps)):
+            micro, seed = self._cut(step)[0], step_seed(run.config.seed, step, run.world.rank)
+            shape = self._shape(self.table.batch(micro.rows, self.widths(micro.rows)))
+            self.weight.fill_(micro.weight)
+            if step == first and self.on_device and (frozen := frozen_by_capture(self.model, self._drawn(shape, seed))):
+                return frozen
+            torch.manual_seed(seed)
+            with torch.set_grad_enabled(step == first):
+                expected = self._forward(shape)
+            if step == first:
+                self.strategy.backward(expected)
+                expected = expected.detach()  # what accumulates gradients belongs to the stream that made it
+                grads = [p.grad for p in self.trained]
+                self.grads = [None if grad is None else torch.zeros_like(grad) for grad in grads]
+            for variant in dict.fromkeys([(False, False), self.variants[0]]):
+                self._captured(shape, variant)
+                torch.manual_seed(seed)
+                self._go(shape, variant)
+                if self.changed:
+                    return "how many elements a mask of its forward pass selects changes from step to step"
+                found = self.loss.detach()
+                if not torch.isclose(found, expected, atol=within / 5, rtol=within / 5, equal_nan=True):
+                    return f"the captured loss of step {step + 1} is {float(found):.4f}, not {float(expected):.4f}"
+                if step == first and variant == (False, False) and expected.isfinite():
+                    name, error = parity.worst_gradient(names, grads, self.grads)
+                    self.gradient_error = max(self.gradient_error, error)
+                    if error > within:
+                        return f"the captured gradient of {name} is {error:.0%} off the eager one"
+        if (False, False) not in self.variants:
+            for shape in self.shapes.values():
+                if (graph := shape.graphs.pop((False, False), None)) is not None:
+                    graph.reset()
+            self.grads = []
+        return ""
+
+    def _drawn(self, shape: Shape, seed: int) -> Callable[[], Tensor]:
+        """Return the forward pass with the same random numbers of the device each time; the host's go on."""
+
+        def loss() -> Tensor:
+            torch.cuda.manual_seed(seed)
+            with torch.no_grad():
+                return self._forward(shape)
+
+        return loss
+
+    # Steps
+
+    def take(self, rates: list[float]) -> Taken:
+        """See `Steps`."""
+        if not self.whole:
+            return super().take(rates)
+        run, config = self.run, self.run.config
+        told = torch.zeros(3, len(rates), device=self.device)
+        for number, rate in enumerate(rates):
+            step = run.step + number
+            set_rate(self.optimizer, rate)
+            for tensor, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+                tensor.fill_(group["lr"])
+            torch.manual_seed(step_seed(config.seed, step, run.world.rank))
+            batches = self.feed.step(step, run.micro_batch)
+            self.attempts.attempt(partial(self._gradients, batches), self.order.rows(step))
+            told[0, number], told[1, number], told[2, number] = self.loss, self.norm, self.changed
+        said = torch.cat([told[0], told.new_tensor([float(self.notice())])])
+        *losses, end = said.tolist()
+        norms = [norm if self.clip_norm is not None else None for norm in told[1].tolist()]
+        right = told[2].tolist().index(1.0) if self.changed else len(rates)
+        if right < len(rates):
+            more = self._by_hand(right, rates[right:])
+            losses[right:], norms[right:] = more.losses, more.norms
+        return Taken(losses, norms, end > 0)
+
+    def _by_hand(self, number: int, rates: list[float]) -> Taken:
+        """Take the last steps of a block eagerly, from the one whose rows a graph did not fit: it changed nothing, nor
+        did those after it."""
+        log.debug("step %d and those after it are taken again, eagerly", self.run.step + number + 1)
+        begun = self.run.step
+        losses: list[float] = []
+        norms: list[float | None] = []
+        self.changed.zero_()
+        self.model.zero_grad(set_to_none=True)
+        self.by_hand = True
+        try:
+            for at, rate in enumerate(rates):
+                self.run.step = begun + number + at
+                taken = super().take([rate])
+                losses, norms = losses + taken.losses, norms + taken.norms
+                if not np.isfinite(losses[-1]):  # the loop ends here
+                    break
+        finally:
+            self.run.step, self.by_hand = begun, False
+        missing = len(rates) - len(losses)
+        return Taken(losses + [losses[-1]] * missing, norms + [None] * missing, False)
+
+    def _gradients(self, batches: Iterator[Item]) -> Tensor:
+        """See `EagerSteps`; where the update is captured too, it is done as well."""
+        if self.by_hand:
+            return super()._gradients(batches)
+        first = True
+        for micro, tensors in self._waited(batches):
+            shape = self._shape(tensors)
+            shape.fill(tensors)
+            self.weight.fill_(micro.weight)
+            variant = (not first, micro.last and self.whole)
+            self._captured(shape, variant)
+            self._go(shape, variant)
+            self.real_tokens += int(self.order.lengths[micro.rows].sum())
+            self.computed_tokens += len(micro.rows) * self.widths(micro.rows)
+            first = False
+        return self.loss
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the computed tokens that was padding."""
+        return 1 - self.real_tokens / max(self.computed_tokens, 1)
+
+    def close(self) -> None:
+        """See `Steps`: the graphs and their memory."""
+        for shape in self.shapes.values():
+            for graph in shape.graphs.values():
+                if graph is not None:
+                    graph.reset()
+        self.shapes, self.grads = {}, []
+
+    # One micro-batch
+
+    def _go(self, shape: Shape, variant: tuple[bool, bool]) -> None:
+        """Compute what lies in the buffers: by the graph, or eagerly where there is none."""
+        graph = shape.graphs[variant]
+        if variant != (False, True):
+            self._link()
+        if graph is not None:
+            graph.replay()
+        else:
+            self._run(shape, *variant)
+
+    def _run(self, shape: Shape, add: bool, update: bool) -> None:
+        """Forward and backward pass, added to the step's loss and gradient so far, and the update after it."""
+        if update and not add:  # gradients need no place of their own
+            for p in self.trained:
+                p.grad = None
+        elif not add:
+            torch._foreach_zero_([grad for grad in self.grads if grad is not None])
+        loss = self._forward(shape)
+        self.strategy.backward(loss)
+        self.loss.copy_(self.loss + loss.detach() if add else loss.detach())
+        if update:
+            self._update()
+
+    def _forward(self, shape: Shape) -> Tensor:
+        with self.strategy.autocast():
+            return self._loss(dict(shape.inputs)) * self.weight
+
+    def _update(self) -> None:
+        """Clip and update, without a word to or from the host."""
+        optimizer: Any = self.optimizer
+        if self.clip_norm is not None:
+            self.norm.copy_(torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None]))
+            # As torch.nn.utils.clip_grad_norm_, which multiplies by the inverse.
+            self.factor.copy_(((self.norm + 1e-6) / self.clip_norm).clamp(min=1))
+        else:
+            self.factor.fill_(1)
+        self.skip.copy_(torch.stack([(~self.loss.isfinite()).float(), self.hold, self.changed]).amax())
+        with _told_on_device(optimizer, self.rates, self.factor, self.skip):
+            optimizer.step()
+
+    def _link(self) -> None:
+        """Have the backward pass write where gradients stay."""
+        for p, grad in zip(self.trained, self.grads, strict=True):
+            p.grad = grad
+
+    # Shapes
+
+    def _cut(self, step: int) -> list[MicroBatch]:
+        world = self.run.world
+        return self.order.micro_batches(step, world.rank, world.size, self.run.micro_batch)
+
+    def _shape(self, tensors: dict[str, Tensor]) -> Shape:
+        key = tuple((name, *tensor.shape) for name, tensor in tensors.items())
+        if key not in self.shapes:
+            self.shapes[key] = Shape({name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()})
+        return self.shapes[key]
+
+    def _captured(self, shape: Shape, variant: tuple[bool, bool]) -> None:
+        """Capture a variant where that was not done yet. A shape of which no graph can be had, once steps are taken, is
+        computed eagerly."""
+        if variant in shape.graphs:
+            return
+        shape.graphs[variant] = None
+        if not self.on_device:
+            return
+        assert self.grads or variant == (False, True), "gradients have no place"
+        with self._unchanged() if self.ready else nullcontext():
+            try:
+                with self._compiled():
+                    places = [] if variant == (False, True) else [grad for grad in self.grads if grad is not None]
+                    kept = [grad.clone() for grad in places]
+                    if places:
+                        self._link()
+                    run = partial(self._run, shape, *variant)
+                    shape.graphs[variant] = graph = capture(run, self.changed, self.pool, self.stream)
+                    if graph.answers.sizes and not self.whole:
+                        raise NotCapturable("how much a mask of its forward pass selects is not known before")
+                    for grad, before in zip(places, kept, strict=True):
+                        grad.copy_(before)
+                    for p in self.trained:
+                        p.grad = None
+            except NotCapturable as error:
+                if not self.ready:
+                    raise
+                log.warning("rows of this shape are computed eagerly, their step cannot be captured: %s", error)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Have what is called within run on the stream of captures."""
+        if self.stream is None:
+            yield
+            return
+        here = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            yield
+        here.wait_stream(self.stream)
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Leave buffers of the model, random numbers, the loss so far and the model's own settings as they were."""
+        buffers = [*self.model.buffers(), self.loss, self.changed]
+        kept = [buffer.clone() for buffer in buffers]
+        settings: Any = getattr(self.model, "config", None)
+        cache = getattr(settings, "use_cache", None)
+        if cache:
+            settings.use_cache = False  # keys and values of earlier tokens, which training has no use for
+        self.hold.fill_(1)
+        try:
+            with random_kept(self.device):
+                yield
+        finally:
+            self.hold.fill_(0)
+            if cache:
+                settings.use_cache = cache
+            for buffer, before in zip(buffers, kept, strict=True):
+                buffer.copy_(before)
+
+    @contextmanager
+    def _compiled(self) -> Iterator[None]:
+        """Have calls of the model's blocks go to their compiled form, with the random numbers that torch draws."""
+        if not self.programs:
+            yield
+            return
+        import torch._dynamo
+        import torch._inductor.config
+
+        for block, program in self.programs.items():
+            block._compiled_call_impl = program
+        try:
+            with torch._inductor.config.patch(fallback_random=True), torch._dynamo.config.patch(recompile_limit=64):
+                yield
+        finally:
+            for block in self.programs:
+                block._compiled_call_impl = None
+
+
+def _reads_tensors(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer takes its rate, and word to do nothing, from the device."""
+    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    return known and all(group["fused"] and not group["differentiable"] for group in optimizer.param_groups)
+
+
+@contextmanager
+def _told_on_device(optimizer: Any, rates: list[Tensor], factor: Tensor, skip: Tensor) -> Iterator[None]:
+    """Have a fused Adam read rate, factor and word to do nothing from tensors, as torch's GradScaler has it."""
+    before = [(group["lr"], group["capturable"]) for group in optimizer.param_groups]
+    optimizer.grad_scale, optimizer.found_inf = factor, skip
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"], group["capturable"] = rate, rate.is_cuda
+    try:
+        yield
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+        for group, (lr, capturable) in zip(optimizer.param_groups, before, strict=True):
+            group["lr"], group["capturable"] = lr, capturable

@@ -1,0 +1,147 @@
+"""What a graph would freeze, and constants of the host; capturing itself is for a GPU (benchmarks/gpu_check.py)."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from skytune.packed.cuda_graph import Answers, NotCapturable, _seen_by_modes, frozen_by_capture, random_kept, reason_of
+
+
+class Own(torch.nn.Module):
+    """A linear layer with a habit."""
+
+    def __init__(self, habit: str) -> None:
+        super().__init__()
+        self.linear, self.habit, self.calls, self.first = torch.nn.Linear(4, 1), habit, 0, True
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first = False  # in the first call alone
+        if self.habit == "counts":
+            self.calls += 1
+        elif self.habit == "replaces":
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        elif self.habit == "updates":
+            self.mean.mul_(0.9)
+        draws = {
+            "torch": lambda: float(torch.rand(())),
+            "python": random.random,
+            "numpy": lambda: float(np.random.rand()),
+            "unused": lambda: float(torch.rand(())) * 0,
+        }
+        scale = 1 + draws[self.habit]() if self.habit in draws else 1.0
+        return self.linear(x * scale).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("habit", "reason"),
+    [
+        ("none", ""),
+        ("updates", ""),
+        ("unused", ""),
+        ("counts", "changes an attribute (calls)"),
+        ("replaces", "changes an attribute (mean)"),
+        ("torch", "random numbers on the CPU"),
+        ("python", "random numbers on the CPU"),
+        ("numpy", "random numbers on the CPU"),
+    ],
+)
+def test_what_a_graph_would_freeze_is_found(habit, reason):
+    module, x = Own(habit), torch.randn(3, 4)
+    before = torch.get_rng_state(), random.getstate()
+    with random_kept(torch.device("cpu")), torch.no_grad():
+        found = frozen_by_capture(module, lambda: module(x))
+    assert (reason in found) if reason else found == ""
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+
+
+def test_constants_of_the_host_are_sent_once():
+    """The device is torch's `meta` here: what counts is what is asked of it."""
+    answers = Answers(torch.zeros(()))
+
+    def call(number):
+        with answers, _seen_by_modes():
+            sent = [torch.arange(4).to("meta"), torch.empty(3, device="meta").copy_(torch.full((3,), float(number)))]
+            sent.append(torch.tensor([7], device="meta"))
+            return [tensor.device.type for tensor in sent]
+
+    made = torch.tensor
+    assert call(1) == ["meta"] * 3 and torch.tensor is made
+    assert [kept[0].tolist() for kept in answers.sent] == [[0, 1, 2, 3], [1.0, 1.0, 1.0], [7]]
+    answers.capturing = True
+    call(1)
+    assert answers.at == [3, 0]
+    with pytest.raises(NotCapturable, match="not ask for the same in every call"):
+        call(1)
+    answers.at = [0, 0]
+    with pytest.raises(NotCapturable, match="change from call to call"):
+        call(2)
+
+
+def selecting(x, mask, weight):
+    """What classifiers of encoder-decoders do: the last of some marked positions of every row."""
+    marked = x[mask, :]
+    counts = torch.unique_consecutive(mask.sum(1))
+    chosen = marked.view(len(x), -1, x.shape[-1])[:, -1] @ weight
+    loss = chosen.square().sum() + x[mask.nonzero()[:, 0]].sum()
+    loss.backward()
+    grad, x.grad = x.grad, None
+    return loss.detach(), grad, counts
+
+
+def test_masks_are_answered_with_the_size_that_they_had_and_checked(monkeypatch):
+    """On a CPU, where it is told that everything lies on a device."""
+    monkeypatch.setattr("skytune.packed.cuda_graph._on_host", lambda value: False)
+    answers, weight = Answers(torch.zeros(())), torch.randn(3)
+    rows = [torch.randn(2, 5, 3, requires_grad=True) for _ in range(3)]
+    masks = [torch.zeros(2, 5, dtype=torch.bool) for _ in range(3)]
+    for mask, places in zip(masks, ([[1, 3], [0, 2]], [[0, 4], [1, 2]], [[0, 1], [3, 4]]), strict=True):
+        for row, where in enumerate(places):
+            mask[row, where] = True
+    with answers:
+        selecting(rows[0], masks[0], weight)
+    answers.capturing = True
+    sizes = list(answers.sizes)
+    assert sizes[:2] == [4, 1] and len(sizes) >= 4, "the backward pass selects too"
+    for x, mask in zip(rows[1:], masks[1:], strict=True):
+        answers.at = [0, 0]
+        with answers:
+            found = selecting(x, mask, weight)
+        for one, other in zip(found, selecting(x, mask, weight), strict=True):
+            torch.testing.assert_close(one, other)
+    assert answers.changed == 0
+    masks[1][0, 2], answers.at = True, [0, 0]
+    with answers:
+        selecting(rows[1], masks[1], weight)
+    assert answers.changed == 1
+
+
+def test_compiled_code_stays_compiled_while_it_looks_on():
+    calls = []
+
+    def compiler(graph, inputs):
+        def run(*args):
+            calls.append(1)
+            return graph(*args)
+
+        return run
+
+    compiled = torch.compile(lambda x: x.sin().cos(), backend=compiler)
+    x = torch.randn(3)
+    compiled(x)
+    with Answers(torch.zeros(())):
+        compiled(x)
+    compiled(x)
+    assert len(calls) == 3
+
+
+def test_a_reason_names_the_line_of_ones_own():
+    def forward():
+        return torch.zeros(2).view(3)
+
+    with pytest.raises(RuntimeError) as caught:
+        forward()
+    reason = reason_of(caught.value)
+    assert reason.startswith("RuntimeError: shape") and "(test_cuda_graph.py, line" in reason
