@@ -418,10 +418,10 @@ class CapturedSteps(EagerSteps):
                         grad.copy_(before)
                     for p in self.trained:
                         p.grad = None
-            except NotCapturable as error:
+            except Exception as error:
                 if not self.ready:
                     raise
-                log.warning("rows of this shape are computed eagerly, their step cannot be captured: %s", error)
+                log.warning("rows of this shape are computed eagerly, not captured: %s", reason_of(error))
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
