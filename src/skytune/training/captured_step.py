@@ -95,7 +95,7 @@ class Shape:
 
 
 def why_not(config: RunConfig, world: World, table: TokenTable) -> str:
-    """Return why steps are not captured, as the end of a sentence; empty if they may be."""
+    """Return why steps are not captured, packed or not, as the end of a sentence; empty if they may be."""
     if world.device.type not in ("cuda", "cpu"):
         return f"it does not run on {world.device.type}"
     if world.precision is Precision.fp8:
@@ -103,8 +103,6 @@ def why_not(config: RunConfig, world: World, table: TokenTable) -> str:
     strategy = chosen(config, world.size)
     if strategy not in (StrategyName.single, StrategyName.ddp):
         return f"strategy={strategy.value} spreads the step in its own way"
-    if world.size > 1:
-        return "several processes exchange gradients while they compute them"
     if config.strategy.activation_checkpointing or config.strategy.find_unused_parameters:
         return "strategy.activation_checkpointing and strategy.find_unused_parameters are not there"
     if config.compile.mode is not CompileMode.off:
