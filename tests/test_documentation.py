@@ -42,26 +42,19 @@ STAND_INS = {"K": "1", "FILE": "file", "PATH": "path/to/model", "JOBDIR": "job",
 def code(text: str) -> Iterator[tuple[str, str]]:
     """Yield the code of a page: its kind (`span`, `block`, or a fence's language) and a line or a span of it."""
     fence: str | None = None
-    before = ""
-    joined = ""
+    before = begun = ""
     for line in text.splitlines():
+        indented = line.startswith("    ") and (not before.strip() or before.startswith("    "))
+        before = line
         if line.startswith("```"):
             fence = (line[3:].strip() or "text") if fence is None else None
-        elif fence is not None:
-            yield fence, line
-        elif line.startswith("    ") and (not before.strip() or before.startswith("    ")):
-            joined += line.strip()
-            if not joined.endswith("\\"):
-                yield "block", joined
-                joined = ""
-                before = line
-            else:
-                joined = joined.removesuffix("\\")
-            continue
+        elif fence is None and not indented:
+            yield from (("span", span.replace("\\|", "|")) for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", line))
+        elif line.endswith("\\") and fence != "python":
+            begun += line.strip().removesuffix("\\")
         else:
-            for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", line):
-                yield "span", span.replace("\\|", "|")
-        before = line
+            yield fence or "block", begun + (line if fence == "python" else line.strip())
+            begun = ""
 
 
 def without_comment(line: str) -> str:
@@ -73,7 +66,7 @@ def commands(page: Path, program: str) -> list[str]:
     found = [
         without_comment(line).partition(f"python {program}")[2]
         for kind, line in code(page.read_text(encoding="utf-8"))
-        if kind in ("span", "block", "text", "sh") and f"python {program}" in line
+        if kind != "python" and f"python {program}" in line
     ]
     return [re.sub(r"\s{2,}[a-z].*", "", words).strip() for words in found]  # two blanks: a remark
 
@@ -232,6 +225,7 @@ EVERYDAY = {
     "debug=smoke": "config/test_presets.py::test_debug_smoke_is_two_steps_of_everything",
     "data=files": "pipelines/test_cache.py::test_first_run_computes_everything",
     "data.label_map": "data/test_labels.py::test_a_label_map_is_read_from_a_command_line_or_a_file",
+    "pipeline=search": "pipelines/test_search.py::test_plan_table_page_and_last_line",
     "task=regression": "tasks/test_every_task.py::test_plain_transformers_predicts_the_same_and_each_row_once",
     "task=sft": "tasks/test_every_task.py::test_killed_and_resumed_nothing_differs",
     "model.name": "pipelines/test_end_to_end.py::test_labels_survive_into_the_model_and_the_pipeline_loads_it",
