@@ -201,14 +201,14 @@ def compose(command: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_stack_commands_are_read(page: Path) -> None:
-    parser = module("src/stack.py").parser()
-    for command in dict.fromkeys(commands(page, "src/stack.py")):
-        try:
-            if command:
-                parser.parse_args(words_of(command))
-        except SystemExit as end:
-            assert end.code == 0, command
+def test_commands_of_the_other_programs_are_read(page: Path) -> None:
+    for program in ("src/stack.py", "src/runs.py"):
+        for command in dict.fromkeys(commands(page, program)):
+            try:
+                if command:
+                    module(program).parser().parse_args(words_of(command))
+            except SystemExit as end:
+                assert end.code == 0, command
 
 
 def test_tables_of_own_things_compose(reader: Path) -> None:
@@ -225,6 +225,8 @@ EVERYDAY = {
     "debug=smoke": "config/test_presets.py::test_debug_smoke_is_two_steps_of_everything",
     "data=files": "pipelines/test_cache.py::test_first_run_computes_everything",
     "data.label_map": "data/test_labels.py::test_a_label_map_is_read_from_a_command_line_or_a_file",
+    "pipeline=predict": "pipelines/test_predict.py::test_files_are_predicted_on_and_zenml_knows_it",
+    "src/runs.py ls": "pipelines/test_runs.py::test_runs_are_listed_and_shown",
     "pipeline=search": "pipelines/test_search.py::test_plan_table_page_and_last_line",
     "task=regression": "tasks/test_every_task.py::test_plain_transformers_predicts_the_same_and_each_row_once",
     "task=sft": "tasks/test_every_task.py::test_killed_and_resumed_nothing_differs",
@@ -301,7 +303,8 @@ def test_the_readme_shows_every_room() -> None:
         (test_commands_compose, "    python src/run.py epoch=3"),
         (test_commands_compose, "| Fast | `python src/run.py data=nowhere` |"),
         (test_commands_compose, "```\npython src/run.py epochs=none\n```"),
-        (test_stack_commands_are_read, "`python src/stack.py unregister aws`"),
+        (test_commands_of_the_other_programs_are_read, "`python src/stack.py unregister aws`"),
+        (test_commands_of_the_other_programs_are_read, "    python src/runs.py list"),
     ],
 )
 def test_a_fault_in_a_page_is_found(
