@@ -222,7 +222,7 @@ def test_tables_of_own_things_compose(reader: Path) -> None:
 
 EVERYDAY = {
     "": "pipelines/test_end_to_end.py::test_default_command",
-    "debug=smoke": "config/test_presets.py::test_debug_smoke_is_two_steps_of_everything",
+    "debug=smoke": "pipelines/test_examples.py::test_an_example_does_what_its_first_lines_say",
     "data=files": "pipelines/test_cache.py::test_first_run_computes_everything",
     "data.label_map": "data/test_labels.py::test_a_label_map_is_read_from_a_command_line_or_a_file",
     "pipeline=predict": "pipelines/test_predict.py::test_files_are_predicted_on_and_zenml_knows_it",
