@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from .errors import ConfigError
+from .renamed import renamed_word
 
 SUGAR = {"callback": "callbacks", "metric": "eval.extra_metrics"}
 """Groups whose presets are entries of a dict: where they go."""
@@ -18,6 +19,7 @@ INSTANCE_TYPE = re.compile(r"[a-z][a-z0-9-]*\d[a-z0-9-]*\.[a-z0-9-]+")
 
 def translate(text: str) -> str:
     """Spell out the short forms: `checkpoint=PATH`, `compute=INSTANCE`, `debug=`, `+callback=name`, `+metric=name`."""
+    text = renamed_word(text)
     key, equals, value = text.partition("=")
     if "@" in key.removesuffix("@_global_"):
         raise ConfigError(f"'{text}': a preset goes into the group of its own name: write group=name")

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from .errors import ConfigError
+from .renamed import KEYS
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ def from_dict(cls: type[T], values: dict[str, Any], key: str = "") -> T:
 def unknown_key(key: str, allowed: list[str]) -> str:
     """Return the message for a key that does not exist, with the nearest one that does."""
     group, _, name = key.rpartition(".")
-    close = difflib.get_close_matches(name, allowed, n=1)
+    close = [KEYS[key].rpartition(".")[2]] if key in KEYS else difflib.get_close_matches(name, allowed, n=1)
     prefix = f"{group}." if group else ""
     hint = f"did you mean {prefix}{close[0]}?" if close else f"allowed: {', '.join(allowed)}"
     return f"unknown key '{key}': {hint} (a key of your own: +extra.{name}=...)"

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..checks import at_least, has_targets, is_seed
 from ..errors import ConfigError
+from ..renamed import renamed_values
 from ..serialize import from_dict
 from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
@@ -197,7 +198,7 @@ class RunConfig:
         Raises:
             ConfigError: one line that names the key and what is allowed.
         """
-        return from_dict(cls, values)
+        return from_dict(cls, renamed_values(values))
 
     def __post_init__(self) -> None:
         at_least(self, "", 1, "epochs")
