@@ -1,0 +1,77 @@
+"""The project's word list: names that have a better one in the field, classes of one name, keys by former names.
+
+python .ci/names.py      part of `make lint`; prints file:line and the word to use
+"""
+
+import ast
+import io
+import sys
+import tokenize
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from skytune.config.renamed import KEYS  # noqa: E402
+
+RETIRED = {
+    "Arena": "FlatParameters",
+    "AtOnce": "EvalBatchSize",
+    "Attempts": "OomRetry",
+    "BenchmarkConfig": "StudyConfig",
+    "Checkpoints": "CheckpointCallback",
+    "EagerSteps": "EagerStep",
+    "Finished": "RunSummary",
+    "Following": "JobMonitor",
+    "Gathered": "MultiNodeWorkerGroup",
+    "Gathering": "MultiNodeWorkerGroup",
+    "HandingOn": "BestCheckpoint",
+    "Notice": "PreemptionListener",
+    "OnFailure": "OnSaveError",
+    "Outcome": "JobResult",
+    "PackedSteps": "PackedTrainStep",
+    "Passing": "S3Transfer",
+    "PeerEnded": "PeerFailed",
+    "Replicated": "DataParallelBase",
+    "Snapshot": "TrainState",
+    "Steps": "TrainStep",
+    "Taken": "StepResult",
+    "Team": "WorkerGroup",
+    "Together": "ShardedUpdate",
+    "Told": "StopRequested",
+    "Trained": "TrainResult",
+    "World": "DistContext",
+    "place_to_resume": "parse_resume_path",
+    "whole_config": "run_config",
+    "worn_out": "retries_exhausted",
+}
+"""Identifiers: the one that is not used any more, and the one to use."""
+
+
+def problems() -> list[str]:
+    """Return a line for each name that is not to be used."""
+    found, classes = [], defaultdict(list)
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        text, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME and token.string in RETIRED:
+                found.append(f"{where}:{token.start[0]}: {token.string}: say {RETIRED[token.string]}")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(f"{where}:{node.lineno}")
+    for name, places in classes.items():
+        if len(places) > 1:
+            found.append(f"class {name} is defined {len(places)} times: {', '.join(places)}")
+    for path in sorted([*(ROOT / "configs").rglob("*.yaml"), ROOT / "README.md", *(ROOT / "docs").glob("*.md")]):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            for old, new in KEYS.items():
+                if f"{old}." in line.split() or any(w.startswith((f"{old}=", f"{old}.")) for w in line.split()):
+                    found.append(f"{path.relative_to(ROOT)}:{number}: {old}: say {new}")
+    return found
+
+
+if __name__ == "__main__":
+    lines = problems()
+    print("\n".join(lines) or "names: ok")
+    sys.exit(bool(lines))
