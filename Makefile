@@ -72,11 +72,11 @@ run: $(RUN_STAMP) ## fine-tune: install what is missing, then python src/run.py 
 	@$(BIN)/python src/run.py $(ARGS)
 
 # EXPERIMENT=instances      another design of configs/experiment
-experiment: $(RUN_STAMP) ## what does it cost, how long, how good? (EXPERIMENT=laptop; ARGS="benchmark.dry_run=true")
-	@$(BIN)/python src/run.py pipeline=benchmark experiment=$(EXPERIMENT) $(ARGS)
+experiment: $(RUN_STAMP) ## what does it cost, how long, how good? (EXPERIMENT=laptop; ARGS="study.dry_run=true")
+	@$(BIN)/python src/run.py pipeline=study experiment=$(EXPERIMENT) $(ARGS)
 
 results: $(RUN_STAMP) ## draw an experiment's page again from its stored results (EXPERIMENT=laptop)
-	@$(BIN)/python src/run.py pipeline=benchmark experiment=$(EXPERIMENT) benchmark.report_only=true $(ARGS)
+	@$(BIN)/python src/run.py pipeline=study experiment=$(EXPERIMENT) study.report_only=true $(ARGS)
 
 test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -92,12 +92,13 @@ install: $(RUN_STAMP) ## only install what `make run` needs
 
 install-dev: $(DEV_STAMP) ## only install what tests and checks need
 
-lint: $(DEV_STAMP) ## ruff check and format, mypy on src, import-linter
+lint: $(DEV_STAMP) ## ruff check and format, mypy on src, import-linter, names
 	@status=0; \
 	$(BIN)/python -m ruff check src tests tools examples || status=1; \
 	$(BIN)/python -m ruff format --check --quiet src tests benchmarks tools examples || status=1; \
 	$(BIN)/python -m mypy || status=1; \
 	$(BIN)/lint-imports --no-logo || status=1; \
+	$(BIN)/python .ci/names.py || status=1; \
 	exit $$status
 
 check: $(DEV_STAMP) ## pip check: do the installed packages fit together?

@@ -6,7 +6,7 @@
 Models have their published shapes and random weights; rows are made: as long as SST-2's (13 tokens on average, at most
 66), or long text (254 on average, at most 512), and 224-pixel images as tensors. Needs torch, transformers, accelerate,
 pyarrow and this source tree alone. Every architecture has a process of its own: they compile at once, a few at a time,
-and are timed one after the other. `ours` is the step that `compute.fast=auto` takes, fed from the table as in a run,
+and are timed one after the other. `ours` is the step that `compute.packed=auto` takes, fed from the table as in a run,
 without callbacks; the HF Trainer pads every batch to its longest row; the hand loop is
 `torch.compile(mode="reduce-overhead")` over rows padded to one length, with torch's fused AdamW.
 """
@@ -31,13 +31,13 @@ import torch
 from skytune.config import Precision, RunConfig, from_dict
 from skytune.data.batches import Padding, TokenTable
 from skytune.data.order import SampleOrder
-from skytune.distributed.context import World
+from skytune.distributed.context import DistContext
 from skytune.job import JobDir
 from skytune.training.callbacks.base import Run
 from skytune.training.flops import peak, work_of
 from skytune.training.select_step import open_steps
 from skytune.training.strategy import Strategy
-from skytune.training.train_step import Steps
+from skytune.training.train_step import TrainStep
 
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -150,7 +150,7 @@ def parts_of(
     config = from_dict(RunConfig, {"batch": {"global_size": batch, "bucket_batches": 1}, **groups})
     order = SampleOrder(table.lengths, seed=config.seed, global_size=batch, bucket_batches=config.batch.bucket_batches)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    world = World(0, 1, device, precision)
+    world = DistContext(0, 1, device, precision)
     strategy = Strategy(config, world)
     strategy.prepare(model)
     model.train()
@@ -158,7 +158,7 @@ def parts_of(
     return run, strategy, strategy.make_optimizer(config.optimizer), order, table, lambda: False
 
 
-def take(steps: Steps, count: int, rate: float = 5e-5) -> list[float]:
+def take(steps: TrainStep, count: int, rate: float = 5e-5) -> list[float]:
     """Take steps as the loop does; return their losses."""
     losses: list[float] = []
     while len(losses) < count:
@@ -175,7 +175,7 @@ def synchronized() -> float:
     return time.perf_counter()
 
 
-def timed(steps: Steps, warm: int, count: int) -> float:
+def timed(steps: TrainStep, warm: int, count: int) -> float:
     """Return seconds a step."""
     take(steps, warm)
     start = synchronized()

@@ -163,7 +163,7 @@ def captured(arguments: argparse.Namespace, work: Path, check: Check) -> None:
 
     from skytune.config import Precision
     from skytune.training.captured_step import CapturedSteps
-    from skytune.training.train_step import EagerSteps, Feed
+    from skytune.training.train_step import EagerStep, Feed
 
     count = arguments.steps
 
@@ -183,7 +183,7 @@ def captured(arguments: argparse.Namespace, work: Path, check: Check) -> None:
 
     def eager(name: str, widths: Any, number: int, **how: Any) -> list[float]:
         run, *rest = parts(name, **how)
-        steps = EagerSteps(run, *rest)
+        steps = EagerStep(run, *rest)
         steps.feed = Feed(run.config, run.world, rest[2], rest[3], run.total_steps, widths)
         return take(steps, number)
 

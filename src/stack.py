@@ -109,10 +109,10 @@ def run(words: argparse.Namespace) -> int:
     environment.prepare(SOURCE)
     from skytune.doctor import checking
     from skytune.stacks import commands
-    from skytune.stacks.options import Asked
+    from skytune.stacks.options import StackOptions
 
-    said = {key: value for key, value in vars(words).items() if key in Asked.__dataclass_fields__}
-    asked = Asked(**{"name": "", **said}, configs=CONFIGS)
+    said = {key: value for key, value in vars(words).items() if key in StackOptions.__dataclass_fields__}
+    asked = StackOptions(**{"name": "", **said}, configs=CONFIGS)
     if words.command == "register":
         return commands.register(asked)
     if words.command == "check":

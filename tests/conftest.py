@@ -96,11 +96,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`--dist loadfile`, with all tests on the stand-in for AWS in one process: it is one session's."""
     from xdist.scheduler import LoadFileScheduling
 
-    class Together(LoadFileScheduling):
+    class ShardedUpdate(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return "tests/aws" if nodeid.startswith("tests/aws/") else str(super()._split_scope(nodeid))
 
-    return Together(config, log) if config.getvalue("dist") == "loadfile" else None
+    return ShardedUpdate(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

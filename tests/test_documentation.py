@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from skytune.cli.main import _options
 from skytune.config import ConfigError
 from skytune.config.cli_grammar import SUGAR
 from skytune.config.compose import compose_run
@@ -196,7 +197,7 @@ def test_commands_compose(page: Path, reader: Path, monkeypatch: pytest.MonkeyPa
 @cache
 def compose(command: str) -> None:
     """Compose the words of a command, in the reader's folder."""
-    _, words, folder = module("src/run.py")._options(words_of(command))
+    _, words, folder = _options(words_of(command))
     compose_run(CONFIGS, words, folder)
 
 
@@ -238,7 +239,7 @@ EVERYDAY = {
     "ema.decay": "training/callbacks/test_ema.py::test_the_average_is_validated_selected_and_handed_on",
     "upload.url": "training/callbacks/test_upload.py::test_to_an_object_store_and_to_the_hub",
     "checkpoint.store=s3": "pipelines/test_store_faults.py::test_the_last_checkpoint_could_not_be_saved",
-    "pipeline=benchmark": "pipelines/test_benchmark.py::test_table_page_and_artifacts",
+    "pipeline=study": "pipelines/test_benchmark.py::test_table_page_and_artifacts",
     "compute=4xa10g": "aws/test_training.py::test_a_pipeline_trains_on_one_machine",
     "cache=false": "pipelines/test_cache.py::test_cache_false",
     "--cfg": "config/test_cli.py::test_cfg_prints_the_composed_configuration",

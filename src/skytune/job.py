@@ -110,6 +110,11 @@ class JobDir:
         """Folder of the ranks' logs."""
         return self.outputs / "logs"
 
+    @property
+    def file(self) -> Path:
+        """`job.json`, whether or not it is there."""
+        return self.root / "job.json"
+
     def predictions(self, split: str) -> Path:
         """File of one split's predictions."""
         return self.outputs / "predictions" / f"{split}.arrow"
@@ -117,7 +122,7 @@ class JobDir:
     def write_job(self, job: Job) -> None:
         """Write `job.json`."""
         self._job = None
-        write_json(self.root / "job.json", {"schema": SCHEMA, **to_dict(job)})
+        write_json(self.file, {"schema": SCHEMA, **to_dict(job)})
 
     def holds(self, job: Job) -> bool:
         """Whether `job.json` says the same as `job` (which may have been asked for from elsewhere)."""
@@ -133,10 +138,9 @@ class JobDir:
         Raises:
             UserError: it is not there.
         """
-        path = self.root / "job.json"
-        if not path.is_file():
+        if not self.file.is_file():
             raise UserError(f"{self.root} is no job directory: job.json is missing")
-        return path
+        return self.file
 
     @property
     def job(self) -> Job:

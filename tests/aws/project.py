@@ -57,7 +57,7 @@ print(json.dumps({"status": run.status.value, "steps": steps}))
 
 
 @dataclass
-class Finished:
+class RunSummary:
     """A finished command."""
 
     code: int
@@ -124,7 +124,7 @@ class Project:
         self.started.append(process)
         return process
 
-    def run(self, *words: str, timeout: float = 600, **env: str) -> Finished:
+    def run(self, *words: str, timeout: float = 600, **env: str) -> RunSummary:
         """Run `src/run.py` to its end."""
         began = time.monotonic()
         with self.start(*words, **env) as process:
@@ -135,7 +135,7 @@ class Project:
                 out, _ = process.communicate()
                 raise AssertionError(f"run.py did not end within {timeout:.0f} s:\n{out}") from None
         print(f"run.py {' '.join(words)}: {time.monotonic() - began:.0f} s, exit code {process.returncode}\n{out}")
-        return Finished(process.returncode, out)
+        return RunSummary(process.returncode, out)
 
     def launching(self, **compute: Any) -> str:
         """Return code that hands the job of the only run to the launcher, without the pipeline around it."""
@@ -146,12 +146,12 @@ class Project:
             asked=json.dumps({"device": "cpu", **compute}),
         )
 
-    def launch(self, timeout: float = 600, **compute: Any) -> Finished:
+    def launch(self, timeout: float = 600, **compute: Any) -> RunSummary:
         """Run that code; keys of `compute`."""
         words = [*python(self.farm), "-c", self.launching(**compute)]
         done = self.farm.run(words, env=self.env, cwd=self.place, timeout=timeout)
         print(done.stdout)
-        return Finished(done.returncode, done.stdout)
+        return RunSummary(done.returncode, done.stdout)
 
     def python(self, *words: str, timeout: float = 200, **env: str) -> str:
         """Run this interpreter inside the farm; return its output."""

@@ -25,16 +25,16 @@ def test_cells_run_on_their_machines_and_cost_what_skypilot_says(
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")
     before = farm.instances(gone=True)
     design = [
-        "pipeline=benchmark",
-        "benchmark.name=farm",
-        "benchmark.parallel=2",
-        "benchmark.max_usd=1",
-        "benchmark.factors={compute: [m6i.large, 'm6i.large x 2 spot']}",
-        "benchmark.price_source=skypilot",
-        "benchmark.machines={m6i.large: {accelerator: cpu, devices: 1}}",
+        "pipeline=study",
+        "study.name=farm",
+        "study.parallel=2",
+        "study.max_usd=1",
+        "study.factors={compute: [m6i.large, 'm6i.large x 2 spot']}",
+        "study.price_source=skypilot",
+        "study.machines={m6i.large: {accelerator: cpu, devices: 1}}",
         "compute.region=us-east-1",
     ]
-    plan = project.run(*small, *design, "benchmark.dry_run=true")
+    plan = project.run(*small, *design, "study.dry_run=true")
     assert plan.code == 0 and "m6i.large x 2 spot" in plan.out and "$0.096" in plan.out, plan.out
     assert "sky-payload" not in plan.out
     assert not farm.since(before), "a plan launches nothing"

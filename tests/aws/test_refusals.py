@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from farm import Farm
-from project import Finished, Project
+from project import Project, RunSummary
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ until grep -q "Uvicorn running" "$3/log"; do sleep 0.1; kill -0 $!; done
 
 
 @pytest.fixture(scope="module")
-def refused(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[tuple[Project, Finished]]:
+def refused(farm: Farm, new_project: Callable[..., Project], small: list[str]) -> Iterator[tuple[Project, RunSummary]]:
     """A spot machine anywhere on AWS, asked for with credentials that have expired."""
     project = new_project(infra="aws", instance_type="m5.large", use_spot=True)
     before = len(farm.calls(action="RunInstances"))
@@ -48,21 +48,21 @@ def _no_machine_was_there(farm: Farm) -> Iterator[None]:
     assert not farm.since(before)
 
 
-def only_error(done: Finished) -> str:
+def only_error(done: RunSummary) -> str:
     """Return the one line that says why."""
     assert done.code == 1, done.out
     (line,) = [line for line in done.out.splitlines() if line.startswith("error:")]
     return line
 
 
-def test_expired_credentials_are_noticed_before_anything_is_asked_for(refused: tuple[Project, Finished]) -> None:
+def test_expired_credentials_are_noticed_before_anything_is_asked_for(refused: tuple[Project, RunSummary]) -> None:
     project, done = refused
     assert "credentials have expired" in only_error(done)
     assert project.last_run()["steps"]["train_model"]["status"] == "failed"
 
 
 def test_without_spot_capacity_both_regions_are_named_and_the_full_price_is_not_paid_unasked(
-    farm: Farm, refused: tuple[Project, Finished]
+    farm: Farm, refused: tuple[Project, RunSummary]
 ) -> None:
     before = len(farm.calls(action="RunInstances"))
     with farm.no_capacity(spot=True):
@@ -74,20 +74,20 @@ def test_without_spot_capacity_both_regions_are_named_and_the_full_price_is_not_
     assert {call["params"].get("InstanceMarketOptions.MarketType") for call in asked} == {"spot"}
 
 
-def test_a_quota_that_is_too_small_is_named(farm: Farm, refused: tuple[Project, Finished]) -> None:
+def test_a_quota_that_is_too_small_is_named(farm: Farm, refused: tuple[Project, RunSummary]) -> None:
     with farm.quota("Standard", 1):
         said = only_error(refused[0].launch(use_spot=False, region="us-west-2"))
     assert "VcpuLimitExceeded" in said and "us-west-2" in said
 
 
-def test_what_is_too_dear_is_not_asked_for(farm: Farm, refused: tuple[Project, Finished]) -> None:
+def test_what_is_too_dear_is_not_asked_for(farm: Farm, refused: tuple[Project, RunSummary]) -> None:
     before = len(farm.calls(action="RunInstances"))
     said = only_error(refused[0].launch(use_spot=False, max_hourly_usd=0.05))
     assert "costs $0.10 an hour" in said and "compute.max_hourly_usd=0.05" in said
     assert len(farm.calls(action="RunInstances")) == before
 
 
-def test_a_server_of_another_version_is_named_with_both(farm: Farm, refused: tuple[Project, Finished]) -> None:
+def test_a_server_of_another_version_is_named_with_both(farm: Farm, refused: tuple[Project, RunSummary]) -> None:
     project, _ = refused
     home = project.place / "older"
     home.mkdir()
@@ -97,12 +97,12 @@ def test_a_server_of_another_version_is_named_with_both(farm: Farm, refused: tup
     words = [*away, "-", sys.executable, OLDER, str(home), project.launching()]
     done = farm.run(words, env=project.env, cwd=project.place, timeout=300)
     print(done.stdout)
-    said = only_error(Finished(done.returncode, done.stdout))
+    said = only_error(RunSummary(done.returncode, done.stdout))
     assert re.search(r"client is 0\.11\.\d+, its API server 0\.8\.1", said)
     assert "`sky api stop && sky api start`" in said
 
 
-def test_without_credentials_nothing_is_asked_of_aws(farm: Farm, refused: tuple[Project, Finished]) -> None:
+def test_without_credentials_nothing_is_asked_of_aws(farm: Farm, refused: tuple[Project, RunSummary]) -> None:
     # SkyPilot's server keeps what credentials it has read: a new one has none. This test is the last: starting one more
     # takes long.
     farm.run(["sky", "api", "stop"], timeout=200)

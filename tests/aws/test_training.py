@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from farm import Farm, Instance
-from project import Finished, Project, terminated
+from project import Project, RunSummary, terminated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -26,7 +26,7 @@ class Ran:
     """A finished command and its machines."""
 
     project: Project
-    done: Finished
+    done: RunSummary
     machines: list[Instance]
 
 
@@ -53,7 +53,7 @@ def together(farm: Farm, new_project: Callable[..., Project], small: list[str]) 
             bad.start(*small, *broken, "compute.recovery.on_demand_fallback=true"),
         ]
         ended = [
-            Finished(process.returncode, out) for process in started for out in [process.communicate(timeout=900)[0]]
+            RunSummary(process.returncode, out) for process in started for out in [process.communicate(timeout=900)[0]]
         ]
     for each in ended:
         print(each.out)

@@ -16,7 +16,7 @@ from skytune.checkpoint.store import Store
 from skytune.common.paths import UnsafeNameError
 from skytune.config import RunConfig, UserError
 from skytune.job import Job, JobDir
-from skytune.launch.skypilot.s3_transfer import INPUTS, Passing
+from skytune.launch.skypilot.s3_transfer import INPUTS, S3Transfer
 from skytune.materializers.arrow import read_dataset, write_dataset
 from skytune.materializers.files import download
 from skytune.models import model_files
@@ -32,7 +32,7 @@ def bucket(folder: Path) -> str:
 
 def outputs(folder: Path, name: Any) -> None:
     """`.outputs.N.json` of a bucket."""
-    passing = Passing(bucket(folder), "run")
+    passing = S3Transfer(bucket(folder), "run")
     passing._backend.write("run/.outputs.0.json", json.dumps({"files": [name, "result.json"], "code": "c"}).encode())
     for place in ("run/.outputs/result.json", f"run/.outputs/{name}"):
         with suppress(OSError):  # S3 takes any name
@@ -45,7 +45,7 @@ def outputs(folder: Path, name: Any) -> None:
 
 def inputs(folder: Path, name: Any) -> None:
     """`inputs.json` of a job on a machine."""
-    passing = Passing(bucket(folder), "run")
+    passing = S3Transfer(bucket(folder), "run")
     passing._backend.write(f".inputs/{SHA}", DATA)
     (folder / "inputs").mkdir(parents=True)
     (folder / "inputs" / "link").symlink_to(folder.parent)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig, to_dict
-from skytune.config.compose import compose_run, place_to_resume
+from skytune.config.compose import compose_run, parse_resume_path
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -97,4 +97,4 @@ def test_mistakes_are_told_as_ever(stored: dict[str, Any]) -> None:
     ],
 )
 def test_the_place_is_read_off_the_command_line(words: str, place: str | None) -> None:
-    assert place_to_resume(shlex.split(words)) == place
+    assert parse_resume_path(shlex.split(words)) == place

@@ -176,6 +176,7 @@ def test_a_loaded_dotenv_does_not_win_over_the_environment(tmp_path: Path, comma
     copy.mkdir()
     shutil.copy(ROOT / "src" / "run.py", copy)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (copy / "skytune").symlink_to(ROOT / "src" / "skytune", target_is_directory=True)
     (tmp_path / ".env").write_text("FROM_FILE=file\nFROM_BOTH=file\n")
     env = {"FROM_BOTH": "shell", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     done = command("--cfg", "name='${oc.env:FROM_FILE}-${oc.env:FROM_BOTH}'", file=copy / "run.py", env=env)

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
         ("from_dict(RunConfig", 0),  # RunConfig.parse is where a configuration is read
         ("from_dict(cls, values)", 1),
         ("read_job(", 0),  # JobDir.job reads a job once
-        ('/ "job.json"', 3),  # written, read, and looked for by a result that needs no job
+        ('/ "job.json"', 1),
     ],
 )
 def test_it_has_one_owner(words: str, most: int) -> None:

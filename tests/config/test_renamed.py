@@ -1,7 +1,6 @@
 """Former names of keys: taken for one release, and said."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest

@@ -10,7 +10,7 @@ import torch
 
 from skytune.config import ConfigError, Precision, RunConfig, UserError, from_dict
 from skytune.distributed.capabilities import refuse_precision
-from skytune.distributed.context import World
+from skytune.distributed.context import DistContext
 from skytune.distributed.precision import Ability, ability, resolve
 from skytune.training.strategy import build_strategy
 
@@ -92,7 +92,7 @@ def test_bf16_computes_in_bf16(run_job: Callable[..., Any]) -> None:
 def test_overflow_skips_the_step_and_halves_the_scale(name: str) -> None:
     """A scaler works on any device; a CPU stands in for a GPU here."""
     config = from_dict(RunConfig, {"strategy": {"name": name}, "optimizer": {"name": "sgd", "lr": 0.5}})
-    strategy = build_strategy(config, World(0, 1, torch.device("cpu"), Precision.fp16, Precision.fp16))
+    strategy = build_strategy(config, DistContext(0, 1, torch.device("cpu"), Precision.fp16, Precision.fp16))
     try:
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))

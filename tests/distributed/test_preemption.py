@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from job_dirs import assert_permutations, result
 
-from skytune.distributed.preemption import SIGNALS, Notice
+from skytune.distributed.preemption import SIGNALS, PreemptionListener
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ def _handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_only_raises_the_flag(tmp_path: Path, number: signal.Signals) -> None:
-    notice = Notice(tmp_path / "preempt", rank=1)
+    notice = PreemptionListener(tmp_path / "preempt", rank=1)
     notice.listen()
     assert not notice.given()
     os.kill(os.getpid(), number)
@@ -62,7 +62,7 @@ def test_a_signal_only_raises_the_flag(tmp_path: Path, number: signal.Signals) -
 
 
 def test_the_flag_file_is_rank_0s_to_look_for(tmp_path: Path) -> None:
-    first, second = Notice(tmp_path / "preempt", rank=0), Notice(tmp_path / "preempt", rank=1)
+    first, second = PreemptionListener(tmp_path / "preempt", rank=0), PreemptionListener(tmp_path / "preempt", rank=1)
     assert not first.given()
     (tmp_path / "preempt").touch()
     assert first.given() and not second.given()
@@ -83,7 +83,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_ec2s_notice(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    notice = Notice(tmp_path / "preempt", rank=0)
+    notice = PreemptionListener(tmp_path / "preempt", rank=0)
     threading.Thread(target=notice._poll, args=(endpoint, 0.05), daemon=True).start()
     until = time.monotonic() + 600
     while Metadata.asked < 2 and time.monotonic() < until:

@@ -45,16 +45,16 @@ def test_a_child_that_closed_its_output_is_still_watched(tmp_path: Path) -> None
     closing = "import os, time; os.close(1); os.close(2); time.sleep(30)"
     child = subprocess.Popen([sys.executable, "-c", closing], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    class Told(Exception):
+    class StopRequested(Exception):
         pass
 
     looks = iter(range(4))
 
     def check() -> None:
         if next(looks, None) is None:
-            raise Told
+            raise StopRequested
 
-    with (tmp_path / "record").open("wb", buffering=0) as record, pytest.raises(Told):
+    with (tmp_path / "record").open("wb", buffering=0) as record, pytest.raises(StopRequested):
         pump(child, record, deque(), Follower(tmp_path / "log"), check, tmp_path / "result.json", 5.0)
     child.kill()
     child.communicate()

@@ -7,15 +7,15 @@ from own_models import Words
 
 from skytune.config import OptimizerName, Precision, RunConfig, from_dict
 from skytune.data.order import SampleOrder
-from skytune.distributed.context import World
+from skytune.distributed.context import DistContext
 from skytune.job import JobDir
 from skytune.packed.cuda_graph import NotCapturable
 from skytune.training import captured_step, select_step
 from skytune.training.callbacks.base import Run
 from skytune.training.captured_step import COARSE, CapturedSteps, Widths, why_not
-from skytune.training.packed_step import PackedSteps
+from skytune.training.packed_step import PackedTrainStep
 from skytune.training.strategy import Strategy
-from skytune.training.train_step import EagerSteps
+from skytune.training.train_step import EagerStep
 
 RATES = [3e-3 * (1 - step / 6) for step in range(6)]
 
@@ -24,7 +24,7 @@ def given(model, data, *, micro=8, **groups):
     """Return what ways to take steps are made of: global batches of 8 rows."""
     config = from_dict(RunConfig, {"seed": 3, "compute": {"fast": "on"}, **groups})
     order = SampleOrder(data.lengths, seed=3, global_size=8, bucket_batches=1)
-    world = World(0, 1, torch.device("cpu"), Precision.fp32)
+    world = DistContext(0, 1, torch.device("cpu"), Precision.fp32)
     strategy = Strategy(config, world)
     strategy.prepare(model.train())
     strategy.make_optimizer(config.optimizer)
@@ -59,7 +59,7 @@ def test_captured_steps_are_the_eager_ones(kind, micro, name, tiny, rows_of):
     for _ in range(2):
         torch.manual_seed(0)
         models.append(tiny() if kind == "bert" else Words(60, 3))
-    eager = EagerSteps(*given(models[0], data, micro=micro, optimizer=optimizer))
+    eager = EagerStep(*given(models[0], data, micro=micro, optimizer=optimizer))
     captured = CapturedSteps(*given(models[1], data, micro=micro, optimizer=optimizer))
     before = state(models[1], captured.optimizer)
     assert captured.prepare() == ""
@@ -126,7 +126,7 @@ def test_statistics_of_a_batch_normalization_are_those_of_the_steps_taken(rows_o
     models[1].load_state_dict(models[0].state_dict())
     captured = CapturedSteps(*given(models[1], rows_of(20)))
     assert captured.prepare() == ""
-    take(EagerSteps(*given(models[0], rows_of(20))), RATES)
+    take(EagerStep(*given(models[0], rows_of(20))), RATES)
     take(captured, RATES)
     for one, other in zip(models[0].buffers(), models[1].buffers(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
@@ -152,7 +152,7 @@ def test_a_graph_that_does_not_fit_its_rows_changes_nothing_and_they_are_taken_e
         right(shape, add, update)
 
     captured._run = run
-    expected = take(EagerSteps(*given(models[0], rows_of(20))), RATES)
+    expected = take(EagerStep(*given(models[0], rows_of(20))), RATES)
     found = take(captured, RATES)
     assert len(calls) == 6 and captured.changed == 0
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-4)
@@ -184,13 +184,13 @@ def test_widths_serve_all_steps_and_depend_on_nothing_but_the_run(rows_of):
 )
 def test_what_it_does_not_apply_to(groups, reason, tiny, rows_of):
     config = from_dict(RunConfig, groups)
-    assert reason in why_not(config, World(0, 1, torch.device("cuda"), Precision.bf16), rows_of(4))
+    assert reason in why_not(config, DistContext(0, 1, torch.device("cuda"), Precision.bf16), rows_of(4))
 
 
 def test_the_choice_and_its_reason(tiny, rows_of, caplog):
     """Packed where there is such a form, else captured, else eager; one line says which and why."""
     caplog.set_level("INFO")
-    assert type(select_step.open_steps(*given(tiny(), rows_of(20)))) is PackedSteps
+    assert type(select_step.open_steps(*given(tiny(), rows_of(20)))) is PackedTrainStep
     own = given(Words(60, 3), rows_of(20))
     assert type(select_step.open_steps(*own)) is CapturedSteps and own[0].report["steps_taken"] == "captured"
     assert "captured with padding" in caplog.messages[-1] and "Words has no packed form" in caplog.messages[-1]
@@ -207,12 +207,12 @@ def test_where_capture_fails_steps_are_eager_and_nothing_has_changed(begun, tiny
     parts = given(Words(60, 3, normed=True), rows_of(20), compute={"fast": "auto"})
     run, _, optimizer, *_ = parts
     if begun:
-        take(EagerSteps(*parts), RATES[:2])
+        take(EagerStep(*parts), RATES[:2])
     before, random = state(run.model, optimizer), torch.get_rng_state()
     monkeypatch.setattr(CapturedSteps, "_captured", broken)
     monkeypatch.setattr(select_step, "_is_wanted", lambda run: True)
     steps = select_step.open_steps(*parts)
-    assert type(steps) is EagerSteps and len(caplog.messages) == 1
+    assert type(steps) is EagerStep and len(caplog.messages) == 1
     assert "its forward pass waits for the device" in caplog.messages[0]
     assert run.report["steps_taken"].startswith("plain: its forward pass waits")
     assert len(before) == len(state(run.model, optimizer)) and all(

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from skytune.packed.cuda_graph import Answers, NotCapturable, _seen_by_modes, frozen_by_capture, random_kept, reason_of
+from skytune.packed.cuda_graph import (
+    HostAnswers,
+    NotCapturable,
+    _seen_by_modes,
+    frozen_by_capture,
+    random_kept,
+    reason_of,
+)
 
 
 class Own(torch.nn.Module):
@@ -59,7 +66,7 @@ def test_what_a_graph_would_freeze_is_found(habit, reason):
 
 def test_constants_of_the_host_are_sent_once():
     """The device is torch's `meta` here: what counts is what is asked of it."""
-    answers = Answers(torch.zeros(()))
+    answers = HostAnswers(torch.zeros(()))
 
     def call(number):
         with answers, _seen_by_modes():
@@ -94,7 +101,7 @@ def selecting(x, mask, weight):
 def test_masks_are_answered_with_the_size_that_they_had_and_checked(monkeypatch):
     """On a CPU, where it is told that everything lies on a device."""
     monkeypatch.setattr("skytune.packed.cuda_graph._on_host", lambda value: False)
-    answers, weight = Answers(torch.zeros(())), torch.randn(3)
+    answers, weight = HostAnswers(torch.zeros(())), torch.randn(3)
     rows = [torch.randn(2, 5, 3, requires_grad=True) for _ in range(3)]
     masks = [torch.zeros(2, 5, dtype=torch.bool) for _ in range(3)]
     for mask, places in zip(masks, ([[1, 3], [0, 2]], [[0, 4], [1, 2]], [[0, 1], [3, 4]]), strict=True):
@@ -131,7 +138,7 @@ def test_compiled_code_stays_compiled_while_it_looks_on():
     compiled = torch.compile(lambda x: x.sin().cos(), backend=compiler)
     x = torch.randn(3)
     compiled(x)
-    with Answers(torch.zeros(())):
+    with HostAnswers(torch.zeros(())):
         compiled(x)
     compiled(x)
     assert len(calls) == 3

@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from skytune.packed import attention, ops
-from skytune.packed.flat_params import Rows
+from skytune.packed.flat_params import RowPartition
 from skytune.packed.ops import Drop, Packed, Partials, add_rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -126,14 +126,14 @@ def test_joining_adds_up_too(monkeypatch):
 @pytest.mark.parametrize("low", [False, True])
 def test_adamw(low):
     """One step as torch's own AdamW takes it, and the rounded copy."""
-    from skytune.packed.flat_params import Arena
+    from skytune.packed.flat_params import FlatParameters
 
     torch.manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(5000, device=DEVICE))
     theirs = torch.nn.Parameter(ours.detach().clone())
     settings = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-6}
     optimizer, reference = torch.optim.AdamW([ours], **settings), torch.optim.AdamW([theirs], **settings)
-    arena = Arena(optimizer, torch.bfloat16 if low else torch.float32)
+    arena = FlatParameters(optimizer, torch.bfloat16 if low else torch.float32)
     for step in range(1, 4):
         grad = torch.randn(5000, device=DEVICE)
         arena.grads[:5000] = grad
@@ -179,7 +179,7 @@ def test_rows_of_words_are_added_up(monkeypatch, rank, size):
     """One row has more tokens than a program reads at once; another's share and the padding row stay as they are."""
     ids = torch.randint(0, 50, (400,), generator=torch.Generator().manual_seed(1))
     ids[::5] = 3
-    grad, rows = numbers(400, 300), Rows.of(50, rank, size)
+    grad, rows = numbers(400, 300), RowPartition.of(50, rank, size)
     found = []
     for kernels in (False, True):
         monkeypatch.setattr(ops, "_triton", lambda _, kernels=kernels: kernels)

@@ -9,7 +9,7 @@ import torch
 from skytune.config import OptimizerConfig
 from skytune.data.batches import TokenTable
 from skytune.packed.architectures import PackedModel, why_not
-from skytune.packed.graph_step import PackedStep
+from skytune.packed.graph_step import GraphStep
 from skytune.packed.packing import DeviceTable
 from skytune.training.schedule import build_optimizer
 
@@ -30,7 +30,7 @@ def test_packed_training_is_padded_training(kind, tiny, rows_of):
     data = rows_of(40, pad, types=kind == "bert")
     reference = build_optimizer(config, plain)
     packed = PackedModel(model, build_optimizer(config, model), torch.float32)
-    step = PackedStep(packed, DeviceTable(data, torch.device("cpu")), rows=8, clip_norm=0.5)
+    step = GraphStep(packed, DeviceTable(data, torch.device("cpu")), rows=8, clip_norm=0.5)
     random = np.random.default_rng(2)
     for number in range(10):
         rows = random.permutation(40)[: 8 if number % 3 else 5]
@@ -56,7 +56,7 @@ def test_the_optimizer_s_state_is_where_a_checkpoint_looks_for_it(tiny, rows_of)
     model, data = tiny().train(), rows_of(16)
     optimizer = build_optimizer(config, model)
     packed = PackedModel(model, optimizer, torch.float32)
-    step = PackedStep(packed, DeviceTable(data, torch.device("cpu")), rows=16, clip_norm=None)
+    step = GraphStep(packed, DeviceTable(data, torch.device("cpu")), rows=16, clip_norm=None)
     step.rows.copy_(torch.arange(16))
     step.share.fill_(1 / 16)
     for number in range(3):
@@ -74,7 +74,7 @@ def test_the_optimizer_s_state_is_where_a_checkpoint_looks_for_it(tiny, rows_of)
     adopted.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     fresh = PackedModel(again, adopted, torch.float32)
     assert fresh.arena.steps == 3
-    fourth = PackedStep(fresh, DeviceTable(data, torch.device("cpu")), rows=16, clip_norm=None)
+    fourth = GraphStep(fresh, DeviceTable(data, torch.device("cpu")), rows=16, clip_norm=None)
     fourth.rows.copy_(torch.arange(16))
     fourth.share.fill_(1 / 16)
     padded_loss(plain, data, np.arange(16)).backward()
@@ -92,7 +92,7 @@ def test_half_precision_keeps_the_weights_whole(tiny, rows_of):
     model, data = tiny().train(), rows_of(16)
     packed = PackedModel(model, build_optimizer(OptimizerConfig(lr=1e-6), model), torch.bfloat16)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    step = PackedStep(packed, DeviceTable(data, torch.device("cpu")), rows=16, clip_norm=1.0)
+    step = GraphStep(packed, DeviceTable(data, torch.device("cpu")), rows=16, clip_norm=1.0)
     step.rows.copy_(torch.arange(16))
     step.share.fill_(1 / 16)
     for number in range(5):

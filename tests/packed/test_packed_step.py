@@ -6,10 +6,10 @@ import torch
 
 from skytune.config import OptimizerConfig, Precision, RunConfig
 from skytune.data.order import SampleOrder
-from skytune.distributed.context import World
+from skytune.distributed.context import DistContext
 from skytune.job import JobDir
 from skytune.training.callbacks.base import Run
-from skytune.training.packed_step import COARSE, PackedSteps
+from skytune.training.packed_step import COARSE, PackedTrainStep
 from skytune.training.schedule import build_optimizer
 from skytune.training.strategy import Strategy
 
@@ -17,10 +17,10 @@ from skytune.training.strategy import Strategy
 def steps_of(model, data, *, micro=8, optimizer=None):
     order = SampleOrder(data.lengths, seed=3, global_size=8, bucket_batches=1)
     optimizer = optimizer or build_optimizer(OptimizerConfig(lr=3e-3), model)
-    world = World(0, 1, torch.device("cpu"), Precision.fp32)
+    world = DistContext(0, 1, torch.device("cpu"), Precision.fp32)
     config = RunConfig(seed=3)
     run = Run(config, JobDir("/nonexistent"), world, model.train(), 20, order.steps_per_epoch, micro_batch=micro)
-    return PackedSteps(run, Strategy(config, world), optimizer, order, data, lambda: False)
+    return PackedTrainStep(run, Strategy(config, world), optimizer, order, data, lambda: False)
 
 
 def weights(model):

@@ -6,7 +6,7 @@ import torch
 
 from skytune.config import OptimizerConfig
 from skytune.packed.architectures import PackedModel
-from skytune.packed.graph_step import PackedStep
+from skytune.packed.graph_step import GraphStep
 from skytune.packed.packing import DeviceTable
 from skytune.training.schedule import build_optimizer
 from skytune.training.select_step import disagreement
@@ -17,7 +17,7 @@ def tried(request, tiny, rows_of):
     """Return (model, step, table) with dropout on."""
     model, data = tiny(dropout=0.3).train(), rows_of(12)
     packed = PackedModel(model, build_optimizer(OptimizerConfig(lr=1e-3), model), request.param)
-    return model, PackedStep(packed, DeviceTable(data, torch.device("cpu")), rows=12, clip_norm=1.0), data
+    return model, GraphStep(packed, DeviceTable(data, torch.device("cpu")), rows=12, clip_norm=1.0), data
 
 
 def test_a_right_form_agrees_and_nothing_is_touched(tried):

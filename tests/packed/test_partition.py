@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skytune.packed.flat_params import Arena, Rows, runs
+from skytune.packed.flat_params import FlatParameters, RowPartition, runs
 from skytune.packed.ops import add_rows
-from skytune.packed.sharded_update import WORDS, Together
+from skytune.packed.sharded_update import WORDS, ShardedUpdate
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
@@ -30,11 +30,11 @@ def test_everything_is_updated_by_one_process_or_by_all(size: int, lengths: list
     """Shares of layers have whole cache lines, those of the table whole rows; what does not come out is everybody's."""
     ends = np.cumsum([words * width + 64, *lengths])
     parts = {number: slice(*map(int, pair)) for number, pair in enumerate(pairwise(ends))}
-    arena = Arena(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(int(ends[-1]) + 30))]), torch.float32)
+    arena = FlatParameters(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(int(ends[-1]) + 30))]), torch.float32)
     table = arena.grads[: words * width].view(words, width)
     taken = np.zeros((size, len(arena.grads)), dtype=int)
     for rank in range(size):
-        together = Together(arena, parts, table, rank=rank, size=size)
+        together = ShardedUpdate(arena, parts, table, rank=rank, size=size)
         for number, share in together.shares.items():
             assert share.each % (width if number == WORDS else 64) == 0
             assert share.each * size == share.whole.stop - share.whole.start
@@ -55,7 +55,7 @@ def test_rows_are_added_up_by_whoever_has_them(size: int, count: int, ids: list[
     expected = torch.ops.aten.embedding_dense_backward(grad, index, count, padding, False)
     total = torch.zeros(count, 2)
     for rank in range(size):
-        rows = Rows.of(count, rank, size)
+        rows = RowPartition.of(count, rank, size)
         out = torch.full((count, 2), 7.0)
         add_rows(grad, index.sort(stable=True), rows, padding, out)
         others = torch.ones(count, dtype=torch.bool)

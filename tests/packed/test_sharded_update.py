@@ -12,10 +12,10 @@ import transformers
 from skytune.config import OptimizerConfig, Precision, RunConfig
 from skytune.data.batches import TokenTable
 from skytune.data.order import SampleOrder
-from skytune.distributed.context import World
+from skytune.distributed.context import DistContext
 from skytune.job import JobDir
 from skytune.training.callbacks.base import Run
-from skytune.training.packed_step import PackedSteps
+from skytune.training.packed_step import PackedTrainStep
 from skytune.training.schedule import build_optimizer
 from skytune.training.strategy import Strategy
 
@@ -23,7 +23,7 @@ BATCH, STEPS = 8, 5
 
 
 @dataclass
-class Trained:
+class TrainResult:
     before: torch.Tensor
     """The flat weights before they were brought together."""
     flat: list[torch.Tensor]
@@ -34,7 +34,7 @@ class Trained:
     own: list[slice]
 
 
-def trained(vocabulary: int, micro: int, rank: int, size: int) -> Trained:
+def trained(vocabulary: int, micro: int, rank: int, size: int) -> TrainResult:
     """Train five steps of 8 rows, the last one of an epoch of 4."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -53,9 +53,9 @@ def trained(vocabulary: int, micro: int, rank: int, size: int) -> Trained:
     data = TokenTable(pa.table({"input_ids": ids, "labels": random.integers(0, 2, size=20)}))
     order = SampleOrder(data.lengths, seed=3, global_size=BATCH, bucket_batches=1)
     optimizer = build_optimizer(OptimizerConfig(lr=3e-3), model)
-    world, settings = World(rank, size, torch.device("cpu"), Precision.fp32), RunConfig(seed=3)
+    world, settings = DistContext(rank, size, torch.device("cpu"), Precision.fp32), RunConfig(seed=3)
     run = Run(settings, JobDir("/nonexistent"), world, model, STEPS, order.steps_per_epoch, micro_batch=micro)
-    steps = PackedSteps(run, Strategy(settings, world), optimizer, order, data, lambda: False)
+    steps = PackedTrainStep(run, Strategy(settings, world), optimizer, order, data, lambda: False)
     taken: list[bool] = []
     together = steps.packed.together
     if together is not None:
@@ -66,7 +66,7 @@ def trained(vocabulary: int, micro: int, rank: int, size: int) -> Trained:
     before = arena.weights.clone()
     steps.collect()
     own = [] if together is None else [share.own for share in together.shares.values()]
-    return Trained(before, [arena.weights, arena.first, arena.second], told[0], taken, steps.computed_tokens, own)
+    return TrainResult(before, [arena.weights, arena.first, arena.second], told[0], taken, steps.computed_tokens, own)
 
 
 def process(rank: int, size: int, vocabulary: int, micro: int, folder: str) -> None:
@@ -93,7 +93,7 @@ def test_processes_learn_what_one_learns(
     expected = trained(vocabulary, 8, 0, 1)
     arguments = (size, vocabulary, micro, str(tmp_path))
     torch.multiprocessing.start_processes(process, args=arguments, nprocs=size, start_method="spawn")
-    found: list[Trained] = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    found: list[TrainResult] = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(size)]
     assert [part.by_tokens for part in found] == [by_tokens] * size
     for part in found[1:]:
         assert all(map(torch.equal, part.flat, found[0].flat)), "all have the same weights and state, to the bit"

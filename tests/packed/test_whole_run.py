@@ -87,7 +87,7 @@ def test_two_processes_go_on_from_a_save_that_the_clock_asked_for(run_job: Any, 
 
 
 def test_where_it_does_not_apply_the_reason_is_said(run_job: Any) -> None:
-    with pytest.raises(UserError, match=r"compute\.fast=on: compile\.mode asks for torch\.compile"):
+    with pytest.raises(UserError, match=r"compute\.packed=on: compile\.mode asks for torch\.compile"):
         run_job(name="compiled", compute={"fast": "on"}, compile={"mode": "on"}, max_steps=1)
 
 

@@ -33,7 +33,7 @@ print(json.dumps({"name": run.pipeline.name, "status": run.status.value, "steps"
 
 
 @dataclass
-class Finished:
+class RunSummary:
     """A finished command."""
 
     code: int
@@ -60,13 +60,13 @@ class Checkout:
         # Nothing may come from another checkout that is installed in this environment.
         self.env["ZENML_CONFIG_PATH"] = str(home / "zenml")
 
-    def run(self, *words: str, cwd: Path | None = None, timeout: float = 900, **env: str) -> Finished:
+    def run(self, *words: str, cwd: Path | None = None, timeout: float = 900, **env: str) -> RunSummary:
         """Run `src/run.py` with these words."""
         if self.warm and not env:
             return self._run_warm(words, cwd or self.home, timeout)
         return self.python(str(self.source / "src" / "run.py"), *words, cwd=cwd, timeout=timeout, **env)
 
-    def _run_warm(self, words: tuple[str, ...], cwd: Path, timeout: float) -> Finished:
+    def _run_warm(self, words: tuple[str, ...], cwd: Path, timeout: float) -> RunSummary:
         if self.server is None:
             command = [sys.executable, str(Path(__file__).with_name("warm.py")), str(self.source)]
             self.server = subprocess.Popen(
@@ -82,7 +82,7 @@ class Checkout:
         timer.start()
         code = int(self.server.stdout.readline())
         timer.cancel()
-        return Finished(code, *(file.read_text() for file in files))
+        return RunSummary(code, *(file.read_text() for file in files))
 
     def close(self) -> None:
         """End the server of warm commands."""
@@ -91,7 +91,7 @@ class Checkout:
             self.server.wait(600)
             self.server = None
 
-    def python(self, *words: str, cwd: Path | None = None, timeout: float = 900, **env: str) -> Finished:
+    def python(self, *words: str, cwd: Path | None = None, timeout: float = 900, **env: str) -> RunSummary:
         """Run this interpreter."""
         done = subprocess.run(
             [sys.executable, *words],
@@ -103,7 +103,7 @@ class Checkout:
             stdin=subprocess.DEVNULL,
             check=False,
         )
-        return Finished(done.returncode, done.stdout, done.stderr)
+        return RunSummary(done.returncode, done.stdout, done.stderr)
 
     def last_run(self) -> dict[str, Any]:
         """Return what ZenML recorded of the newest run, read by a fresh process."""

@@ -1,4 +1,4 @@
-"""`pipeline=benchmark` as a person runs it: the plan, the cells, the page, the artifacts; bad designs in one line."""
+"""`pipeline=study` as a person runs it: the plan, the cells, the page, the artifacts; bad designs in one line."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-DESIGN = "benchmark.factors={rows: [48, 96], processes: [1]}"
+DESIGN = "study.factors={rows: [48, 96], processes: [1]}"
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +20,12 @@ def bench(new_checkout: Callable[[], Any], small: list[str]) -> Any:
         "epochs=1",
         "tracker=none",
         "launch.threads=1",
-        "pipeline=benchmark",
+        "pipeline=study",
         DESIGN,
-        "benchmark.name=two",
+        "study.name=two",
         "compute.usd_per_hour=3.6",
     ]
-    checkout.dry = checkout.run(*checkout.words, "benchmark.dry_run=true")
+    checkout.dry = checkout.run(*checkout.words, "study.dry_run=true")
     assert not (checkout.home / "skytune" / "benchmarks").exists(), "a dry run leaves nothing"
     checkout.done = checkout.run(*checkout.words)
     assert checkout.done.code == 0, checkout.done.err
@@ -46,7 +46,7 @@ def test_table_page_and_artifacts(bench: Any) -> None:
     assert (table["usd_total"] * 1000 - table["total_s"]).abs().max() < 0.01  # 3.60 USD an hour
     assert "<h3>Accuracy over rows" in (bench.folder / "report.html").read_text()
     steps = bench.recorded["steps"]
-    assert bench.recorded["name"] == "benchmark" and list(steps) == ["run_experiment", "draw_results"]
+    assert bench.recorded["name"] == "study" and list(steps) == ["run_experiment", "draw_results"]
     artifact = Path(steps["run_experiment"]["outputs"]["results"]["uri"])
     assert [path.suffix for path in artifact.iterdir() if path.name.startswith("df")] == [".gzip"]
     assert pd.read_parquet(next(artifact.glob("df*")))["cell"].tolist() == table["cell"].tolist()
@@ -63,35 +63,35 @@ def test_the_same_command_runs_nothing_again_and_results_are_drawn_again(bench: 
     before = {path: path.stat().st_mtime_ns for path in (bench.folder / "cells").iterdir()}
     for _ in range(2):  # ZenML's cache must not take the second for the first
         (bench.folder / "report.html").unlink()
-        done = bench.run(*bench.words, "benchmark.report_only=true")
+        done = bench.run(*bench.words, "study.report_only=true")
         assert done.code == 0, done.err
         assert (bench.folder / "report.html").is_file() and "training" not in done.out
     assert {path: path.stat().st_mtime_ns for path in (bench.folder / "cells").iterdir()} == before
 
 
 BAD = {
-    "unknown instance": (["benchmark.factors={compute: [g9.xlarge]}"], "unknown instance 'g9.xlarge'"),
-    "empty factor": (["benchmark.factors={rows: []}"], "benchmark.factors.rows: no level"),
-    "zero budget": ([DESIGN, "benchmark.max_usd=0"], "benchmark.max_usd=0: nothing can run"),
-    "price missing": ([DESIGN, "benchmark.max_usd=1", "compute.usd_per_hour=null"], "no price is known for 'local'"),
-    "no budget": (["benchmark.factors={compute: [g5.xlarge]}"], "benchmark.max_usd: g5.xlarge is paid for"),
+    "unknown instance": (["study.factors={compute: [g9.xlarge]}"], "unknown instance 'g9.xlarge'"),
+    "empty factor": (["study.factors={rows: []}"], "study.factors.rows: no level"),
+    "zero budget": ([DESIGN, "study.max_usd=0"], "study.max_usd=0: nothing can run"),
+    "price missing": ([DESIGN, "study.max_usd=1", "compute.usd_per_hour=null"], "no price is known for 'local'"),
+    "no budget": (["study.factors={compute: [g5.xlarge]}"], "study.max_usd: g5.xlarge is paid for"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_designs_end_in_one_line_before_anything_runs(bench: Any, kind: str) -> None:
     words, message = BAD[kind]
-    kept = [word for word in bench.words if not word.startswith("benchmark.")]
-    done = bench.run(*kept, "benchmark.name=bad", *words)
+    kept = [word for word in bench.words if not word.startswith("study.")]
+    done = bench.run(*kept, "study.name=bad", *words)
     assert done.code == 1 and done.out == ""
     assert done.err.startswith("error: ") and message in done.err and len(done.err.strip().splitlines()) == 1
     assert not (bench.folder.parent / "bad").exists()
 
 
 def test_where_no_cell_is_done_the_exit_code_says_so(bench: Any) -> None:
-    words = [word for word in bench.words if not word.startswith(("benchmark.factors", "benchmark.name"))]
+    words = [word for word in bench.words if not word.startswith(("study.factors", "study.name"))]
     done = bench.run(
-        *words, "model.name=/nowhere", "benchmark.factors={model: [/nowhere, /nowhere/else]}", "benchmark.name=none"
+        *words, "model.name=/nowhere", "study.factors={model: [/nowhere, /nowhere/else]}", "study.name=none"
     )
     assert done.code == 1 and " failed " in done.out, "the table is shown all the same"
     last = done.err.strip().splitlines()[-1]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skytune.config import BenchmarkConfig, NotReachable, PriceSource, UserError
+from skytune.config import NotReachable, PriceSource, StudyConfig, UserError
 from skytune.pricing.catalog import catalog_price
 from skytune.pricing.prices import PRICING_REGION, Price, aws_price, price_of
 
@@ -21,22 +21,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_designs_table_goes_first_and_asks_nobody() -> None:
-    design = BenchmarkConfig(
-        prices={"g5.xlarge": 1.5, "g5.xlarge spot": 0.5, "local": 0.2}, price_source=PriceSource.aws
-    )
+    design = StudyConfig(prices={"g5.xlarge": 1.5, "g5.xlarge spot": 0.5, "local": 0.2}, price_source=PriceSource.aws)
 
     def nobody(*_: Any) -> Any:
         raise AssertionError("somebody was asked")
 
-    assert price_of("g5.xlarge", False, design, clients=nobody) == Price(1.5, "benchmark.prices")
+    assert price_of("g5.xlarge", False, design, clients=nobody) == Price(1.5, "study.prices")
     assert price_of("g5.xlarge", True, design, clients=nobody).usd_per_hour == 0.5
     assert price_of("local", False, design, 9.0).usd_per_hour == 0.2
 
 
 def test_this_machine_and_unknown_ones() -> None:
-    assert price_of("local", False, BenchmarkConfig(), 0.3) == Price(0.3, "compute.usd_per_hour")
-    assert price_of("local", False, BenchmarkConfig()) == Price(None, "")
-    assert price_of("g5.xlarge", False, BenchmarkConfig()) == Price(None, "")
+    assert price_of("local", False, StudyConfig(), 0.3) == Price(0.3, "compute.usd_per_hour")
+    assert price_of("local", False, StudyConfig()) == Price(None, "")
+    assert price_of("g5.xlarge", False, StudyConfig()) == Price(None, "")
 
 
 def product(usd: str, unit: str = "Hrs") -> str:
@@ -85,7 +83,7 @@ def test_spot_from_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(key, "testing")
     with mock_aws():
-        design = BenchmarkConfig(price_source=PriceSource.aws)
+        design = StudyConfig(price_source=PriceSource.aws)
         found = price_of("m5.large", True, design)
     assert found.usd_per_hour == 0.00001  # moto's one price
     assert found.source == f"AWS spot price history, us-east-1, {datetime.now(UTC).date().isoformat()}"
@@ -97,9 +95,7 @@ def test_without_credentials_it_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for key in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(key, str(tmp_path / "none"))
-    with pytest.raises(
-        NotReachable, match=r"^benchmark\.price_source=aws: Unable to locate credentials; benchmark\.prices"
-    ):
+    with pytest.raises(NotReachable, match=r"^study\.price_source=aws: Unable to locate credentials; study\.prices"):
         aws_price("g5.xlarge", True, "us-east-1")
 
 
@@ -145,7 +141,7 @@ def test_a_catalog_out_of_reach_is_one_short_line(
     sky = types.ModuleType("sky")
     sky.catalog = types.SimpleNamespace(instance_type_exists=ask)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sky", sky)
-    with pytest.raises(NotReachable, match=rf"^benchmark\.price_source=skypilot: .*: {said}; benchmark") as told:
+    with pytest.raises(NotReachable, match=rf"^study\.price_source=skypilot: .*: {said}; study") as told:
         catalog_price("g5.xlarge", False, "us-east-1")
     assert "\n" not in str(told.value) and len(str(told.value)) < 300
     assert not caplog.records

@@ -26,11 +26,11 @@ def sentences_file(tmp_path_factory: pytest.TempPathFactory, sentences: Callable
 
 @pytest.fixture
 def design(tiny_model: Path, sentences_file: Path) -> Callable[..., RunConfig]:
-    """Return a maker of experiments: keywords are keys of `benchmark`, `run` those of the whole."""
+    """Return a maker of experiments: keywords are keys of `study`, `run` those of the whole."""
 
     def make(run: dict[str, Any] | None = None, **benchmark: Any) -> RunConfig:
         base: dict[str, Any] = {
-            "pipeline": "benchmark",
+            "pipeline": "study",
             "model": {"name": str(tiny_model)},
             "data": {"source": "files", "name": "files", "train": str(sentences_file), "max_rows": 64},
             "batch": {"global_size": 16},
@@ -43,7 +43,7 @@ def design(tiny_model: Path, sentences_file: Path) -> Callable[..., RunConfig]:
         }
         for key, value in (run or {}).items():
             base[key] = {**base[key], **value} if isinstance(value, dict) and key in base else value
-        return from_dict(RunConfig, {**base, "benchmark": {"name": "test", **benchmark}})
+        return from_dict(RunConfig, {**base, "study": {"name": "test", **benchmark}})
 
     return make
 

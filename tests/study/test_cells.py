@@ -33,7 +33,7 @@ def test_every_combination_and_seed_but_the_excluded(design: Design) -> None:
     for cell in cells:
         found = (cell.config.data.max_rows, cell.config.batch.global_size, cell.config.seed)
         assert found == (cell.levels["rows"], cell.levels["batch"], cell.seed)
-        assert not cell.config.benchmark.factors, "a cell is a plain training"
+        assert not cell.config.study.factors, "a cell is a plain training"
 
 
 def test_a_seed_can_be_excluded_for_some_levels(design: Design) -> None:
@@ -81,7 +81,7 @@ def test_what_is_held_constant(design: Design, held: str, batches: list[int]) ->
 def test_steps_held_constant(design: Design) -> None:
     config = design({"max_steps": 40}, factors={"batch": [8, 16]}, held="steps")
     assert [(cell.steps, cell.samples) for cell in cells_of(config)] == [(40, 320), (40, 640)]
-    with pytest.raises(ConfigError, match=r"benchmark\.held=steps needs max_steps$"):
+    with pytest.raises(ConfigError, match=r"study\.held=steps needs max_steps$"):
         cells_of(design(factors={"batch": [8]}, held="steps"))
 
 
@@ -125,10 +125,10 @@ BAD = {
         r"compute=g9\.xlarge: unknown instance 'g9\.xlarge': did you mean",
     ),
     "no instance at all": ({"compute": ["a b c"]}, r"compute=a b c: unknown instance"),
-    "unknown factor": ({"colour": ["red"]}, r"benchmark\.factors\.colour: no such factor"),
-    "wrong value": ({"batch": [0]}, r"benchmark, cell batch 0: batch\.global_size=0: must be at least 1"),
+    "unknown factor": ({"colour": ["red"]}, r"study\.factors\.colour: no such factor"),
+    "wrong value": ({"batch": [0]}, r"study, cell batch 0: batch\.global_size=0: must be at least 1"),
     "wrong type": ({"rows": ["many"]}, r"data\.max_rows='many': must be a whole number"),
-    "twice": ({"rows": ["1k", 1000]}, r"benchmark\.factors\.rows: the level 1000 is there twice"),
+    "twice": ({"rows": ["1k", 1000]}, r"study\.factors\.rows: the level 1000 is there twice"),
     "a list": ({"rows": [[1, 2]]}, r"a level is a value or a group of keys, not a list"),
     "unknown strategy": ({"strategy": ["magic"]}, r"strategy\.name='magic'"),
     "two local nodes": ({"compute": ["local x 2"]}, r"local is this one machine"),
@@ -150,7 +150,7 @@ def test_nothing_left(design: Design) -> None:
 
 
 CONTRADICTIONS = {
-    "a factor for seeds": ({"factors": {"seed": [1, 2]}}, r"factors\.seed: benchmark\.seeds lists the seeds"),
+    "a factor for seeds": ({"factors": {"seed": [1, 2]}}, r"factors\.seed: study\.seeds lists the seeds"),
     "two for one key": (
         {"factors": {"batch": [8, 16], "batch.global_size": [4]}},
         r"'batch' and 'batch\.global_size' both set batch\.global_size; keep one",
@@ -165,7 +165,7 @@ CONTRADICTIONS = {
     ),
     "an exclusion of nothing": (
         {"factors": {"rows": [100, 200]}, "exclude": [{"rows": 101}]},
-        r"benchmark\.exclude: rows has no level 101 \(100, 200\)",
+        r"study\.exclude: rows has no level 101 \(100, 200\)",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The benchmark is killed twice, with real worker processes, and started again: the table is that of a straight run."""
+"""The study is killed twice, with real worker processes, and started again: the table is that of a straight run."""
 
 import json
 import os

@@ -42,24 +42,24 @@ def test_what_is_not_known_is_not_0(design: Design, prices: Any) -> None:
 REFUSED = {
     "too dear": (
         {"max_usd": 2.0},
-        r"^benchmark\.max_usd=2: the 2 cells to run are expected to cost \$2\.50 \(\$1\.25 to",
+        r"^study\.max_usd=2: the 2 cells to run are expected to cost \$2\.50 \(\$1\.25 to",
     ),
-    "no budget": ({}, r"^benchmark\.max_usd: g5\.xlarge is paid for; say how much"),
+    "no budget": ({}, r"^study\.max_usd: g5\.xlarge is paid for; say how much"),
     "no price": (
         {"max_usd": 9.0, "factors": {"compute": ["g6.xlarge"]}},
-        r"^benchmark\.max_usd=9 cannot be kept: no price is known for 'g6\.xlarge'; give benchmark\.price_source",
+        r"^study\.max_usd=9 cannot be kept: no price is known for 'g6\.xlarge'; give study\.price_source",
     ),
     "no money for a minute": (
         {"max_usd": 0.01},
-        r"^benchmark\.max_usd=0\.01: no cell can begin: \$0\.00 are spent, and a minute of the cheapest machine costs",
+        r"^study\.max_usd=0\.01: no cell can begin: \$0\.00 are spent, and a minute of the cheapest machine costs",
     ),
     "one machine paid twice": (
         {"factors": {"rows": [32, 64]}, "prices": {"local": 3.6}, "parallel": 2},
-        r"^benchmark\.parallel=2: cells that share this machine would each pay for all of it",
+        r"^study\.parallel=2: cells that share this machine would each pay for all of it",
     ),
     "no price here": (
         {"max_usd": 9.0, "factors": {"processes": [1]}},
-        r"no price is known for 'local'; give compute\.usd_per_hour or 'benchmark\.prices=\{local: USD\}'$",
+        r"no price is known for 'local'; give compute\.usd_per_hour or 'study\.prices=\{local: USD\}'$",
     ),
 }
 
@@ -100,7 +100,7 @@ def test_cells_that_ran_take_the_place_of_assumptions(design: Design, prices: An
 def test_prices_come_from_the_design(design: Design) -> None:
     config = design(factors={"compute": ["g5.xlarge spot", "local"]}, prices={"g5.xlarge spot": 0.3}, max_usd=1.0)
     found = [planned.price for planned in make_plan(config).cells]
-    assert [(price.usd_per_hour, price.source) for price in found] == [(0.3, "benchmark.prices"), (None, "")]
+    assert [(price.usd_per_hour, price.source) for price in found] == [(0.3, "study.prices"), (None, "")]
 
 
 def test_a_finished_cell_shows_what_was_paid_for_it(design: Design, prices: Any) -> None:
@@ -112,7 +112,7 @@ def test_a_finished_cell_shows_what_was_paid_for_it(design: Design, prices: Any)
     text = plan_text(make_plan(config, store, prices))
     assert "$0.25" in text and "$1.00  done" not in text
     assert "expected in all: nothing is left to run" in text
-    assert text.splitlines()[3].startswith(before.cells[0].cell.id), "what benchmark.adopt takes"
+    assert text.splitlines()[3].startswith(before.cells[0].cell.id), "what study.adopt takes"
 
 
 def test_where_nothing_is_left_to_run_spent_money_stops_nothing(design: Design, prices: Any) -> None:

@@ -105,7 +105,7 @@ def by_hand(design: Design, recorded: Any) -> Path:
 
 def adopting(design: Design, cell: str, job: Path, **keys: Any) -> RunConfig:
     values = to_dict(design(factors={"rows": [32, 64]}, **keys))
-    return from_dict(RunConfig, {**values, "benchmark": {**values["benchmark"], "adopt": f"{cell}:{job}"}})
+    return from_dict(RunConfig, {**values, "study": {**values["study"], "adopt": f"{cell}:{job}"}})
 
 
 def test_a_job_is_taken_in_and_marked(design: Design, by_hand: Path, recorded: Any, prices: Any) -> None:
@@ -114,7 +114,7 @@ def test_a_job_is_taken_in_and_marked(design: Design, by_hand: Path, recorded: A
     assert [(row.cell, row.origin, row.status) for row in table.itertuples()] == [(first.name, "adopted", "done")]
     assert table["accuracy"][0] == pytest.approx(0.75, abs=0.02)
     assert table["total_s"][0] == pytest.approx(5 + 2 + 0.32 + 1 + 1 + 0.5)
-    # The benchmark itself then runs the other one only.
+    # The study itself then runs the other one only.
     seen: list[int] = []
 
     def launchers(machine: Any) -> Any:
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused(design: Design, by_hand: Path, tmp_path: P
 
 
 def test_no_such_cell(design: Design, by_hand: Path) -> None:
-    with pytest.raises(UserError, match=r"^benchmark\.adopt=x: no such cell; benchmark\.dry_run=true lists them"):
+    with pytest.raises(UserError, match=r"^study\.adopt=x: no such cell; study\.dry_run=true lists them"):
         results(adopting(design, "x", by_hand))
 
 
@@ -184,8 +184,8 @@ def test_a_job_of_another_device_is_refused(design: Design, recorded: Any) -> No
         job = train(config, found.train, {"validation": found.validation}, found.tokenizer, launcher=launcher).job.root
         values = to_dict(design(**keys))
         cell = cells_of(design(**keys))[0]
-        taken = {**values["benchmark"], "adopt": f"{cell.id}:{job}"}
-        return results(from_dict(RunConfig, {**values, "benchmark": taken}))
+        taken = {**values["study"], "adopt": f"{cell.id}:{job}"}
+        return results(from_dict(RunConfig, {**values, "study": taken}))
 
     with pytest.raises(UserError, match=r"it ran on cuda Tesla T4, the cell's g5\.xlarge has A10G"):
         adopted("Tesla T4")
@@ -197,6 +197,6 @@ def test_a_job_of_another_device_is_refused(design: Design, recorded: Any) -> No
 def test_what_the_benchmark_measured_itself_stays(design: Design, by_hand: Path, recorded: Any, prices: Any) -> None:
     first, _ = cells_of(design(factors={"rows": [32, 64]}))
     run_experiment(design(factors={"rows": [32, 64]}), recorded, prices)
-    with pytest.raises(UserError, match=r"this cell has been run by the benchmark; its row stays$"):
+    with pytest.raises(UserError, match=r"this cell has been run by the study; its row stays$"):
         results(adopting(design, first.name, by_hand))
     assert ResultsStore("test").read()[first.name]["origin"] == "run"

@@ -80,7 +80,7 @@ def test_a_table_in_numbers_leaves_out_what_is_unknown() -> None:
 
 def test_a_summary_of_cells_that_cost_nobody_knows_what(design: Callable[..., RunConfig]) -> None:
     text = summary(design(factors={"rows": [1]}), frame(ROWS))
-    assert "n/a (no price known)" in text and "benchmark.retry_failed=true" in text
+    assert "n/a (no price known)" in text and "study.retry_failed=true" in text
     assert "rows 100, model m,1, on True, seed 1" in text
 
 

@@ -24,7 +24,7 @@ def test_a_run_that_is_cut_short_goes_on(run_job: Any, kept: Any, cut_back: Any,
     stored = set().union(*(load_file(file) for file in (run / "step-00000006").glob("model*.safetensors")))
     base = set(load_file(tiny_model / "model.safetensors"))
     assert stored and not {name.removeprefix("bert.").replace(".base_layer", "") for name in stored} & base
-    again = run_job(**LORA, checkpoint=kept(), resume="must")
+    again = run_job(**LORA, checkpoint=kept(), resume="required")
     assert again.result["resumed_from"] == 6 and first[6:] == [
         r["loss"] for r in again.history if r["kind"] == "step" and r["step"] > 6
     ]

@@ -39,7 +39,7 @@ DAMAGES = [delete, truncate, zero, flip]
 @pytest.fixture(scope="module")
 def whole(lives: Any, place: Any) -> Path:
     """A run of six steps with checkpoints at steps 2 and 4, killed in step 5; beside it, how it would have ended."""
-    job: Path = place.lay("damage", rows=48, checkpoint={"every_steps": 2, "asynchronous": False})
+    job: Path = place.lay("damage", rows=48, checkpoint={"every_steps": 2, "async_save": False})
     assert lives.live(job).code == 0
     shutil.move(job / "outputs", job / "undisturbed" / "outputs")
     shutil.rmtree(place.home / "damage-store")
@@ -145,7 +145,7 @@ def test_a_store_that_lags(s3_lives: Any, place: Any, s3_process: dict[str, str]
         region_name="us-east-1",
     )
     client.create_bucket(Bucket="lag")
-    job = place.lay("lag", rows=48, checkpoint={"store": "s3://lag/runs", "every_steps": 2, "asynchronous": False})
+    job = place.lay("lag", rows=48, checkpoint={"store": "s3://lag/runs", "every_steps": 2, "async_save": False})
     assert s3_lives.live(job, SKYTUNE_TEST_END="5 kill").code == -9
 
     def objects() -> dict[str, str]:

@@ -128,7 +128,7 @@ def test_logits_of_another_shape_are_refused(tokenized: Callable[..., Any], tmp_
 
     from skytune.config import Precision
     from skytune.data.batches import TokenTable
-    from skytune.distributed.context import World
+    from skytune.distributed.context import DistContext
     from skytune.models import Head
     from skytune.tasks import TASKS
     from skytune.training.prediction import predict as rows_and_logits
@@ -137,7 +137,7 @@ def test_logits_of_another_shape_are_refused(tokenized: Callable[..., Any], tmp_
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"logits": input_ids.float().mean(dim=1)}
 
-    world = World(0, 1, torch.device("cpu"), Precision.fp32)
+    world = DistContext(0, 1, torch.device("cpu"), Precision.fp32)
     table = TokenTable(tokenized(16).with_format("arrow")[:])
     with pytest.raises(UserError, match=r"returned logits of shape \[8\] for 8 rows"):
         rows_and_logits(Flat(), table, world, TASKS["text-classification"].collector(Head()), batch_size=8)

@@ -79,7 +79,7 @@ def test_there_is_room_for_one_checkpoint_only(
     end all the same. With more room the same job goes on from what was saved."""
     store = disk(int(1.6 * size))
     job: Path = place.lay(
-        "room", checkpoint={"store": str(store), "every_steps": 2, "keep": 1, "asynchronous": False}, **SETTINGS
+        "room", checkpoint={"store": str(store), "every_steps": 2, "keep": 1, "async_save": False}, **SETTINGS
     )
     life = lives.live(job)
     assert life.code == 0, life.said
@@ -102,10 +102,10 @@ def test_it_stops_where_that_is_wanted(
     disk: Callable[[int], Path], lives: Any, place: Any, calm: Path, size: int
 ) -> None:
     store = disk(int(1.6 * size))
-    settings = {"store": str(store), "every_steps": 2, "asynchronous": False, "on_failure": "stop"}
+    settings = {"store": str(store), "every_steps": 2, "async_save": False, "on_save_error": "stop"}
     job: Path = place.lay("stop", checkpoint=settings, **SETTINGS)
     life = lives.live(job)
-    assert life.code == 1 and re.search(r"^checkpoint\.on_failure=stop: step 4: .*no space is left", life.said, re.M)
+    assert life.code == 1 and re.search(r"^checkpoint\.on_save_error=stop: step 4: .*no space is left", life.said, re.M)
     assert "step 6/" not in life.said
     assert_one_whole(store / job.name, 2)
 
@@ -120,7 +120,7 @@ def test_somebody_else_fills_the_disk_of_the_run_for_a_while(
     home = disk(20 * size)
     monkeypatch.setattr(place, "home", home)
     stranger = {"_target_": "faults.Stranger", "path": str(home / "filler"), "fill": 5, "clear": 33}
-    saves = {"store": None, "every_steps": 10, "asynchronous": False}
+    saves = {"store": None, "every_steps": 10, "async_save": False}
     quiet = {"_target_": "faults.Slow", "seconds": 0.0}  # instead of a test's own file on that disk
     job: Path = place.lay("filled", checkpoint=saves, callbacks={"rows": quiet, "stranger": stranger}, **settings)
     LocalLauncher().run(JobDir(job), ComputeConfig(device=Device.cpu))
@@ -135,7 +135,7 @@ def test_somebody_else_fills_the_disk_of_the_run_for_a_while(
 
 def test_files_may_have_no_more_than_so_many_bytes(lives: Any, place: Any, calm: Path, size: int) -> None:
     """The same for whoever may not mount: a limit of the process (`ulimit -f`) between the sizes of two files."""
-    job: Path = place.lay("limit", checkpoint={"every_steps": 6, "asynchronous": False}, **SETTINGS)
+    job: Path = place.lay("limit", checkpoint={"every_steps": 6, "async_save": False}, **SETTINGS)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     server_limits = (int(0.5 * size), before[1])
     life = lives.start(job)

@@ -35,7 +35,7 @@ def calm(lives: Any, place: Any) -> Path:
 @pytest.fixture
 def lay(place: Any) -> Callable[[str, float], Path]:
     def lay(name: str, retry_seconds: float) -> Path:
-        fast = {"store": f"hf://me/{name}", "every_steps": 2, "asynchronous": True, "stall_seconds": 0.0}
+        fast = {"store": f"hf://me/{name}", "every_steps": 2, "async_save": True, "stall_seconds": 0.0}
         impatient = {"impatient": {"_target_": "faults.Impatient"}}
         job: Path = place.lay(
             name, checkpoint=fast, launch={"timeouts": {"store": retry_seconds}}, callbacks=impatient, **SETTINGS

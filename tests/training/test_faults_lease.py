@@ -63,7 +63,7 @@ def jobs(place: Any) -> Callable[..., tuple[Path, Path]]:
 
     def make(url: str, lease_seconds: float) -> tuple[Path, Path]:
         name = f"run-{len(list((place.home / 'runs').iterdir()))}"
-        saves = {"store": url, "every_steps": 2, "asynchronous": False}
+        saves = {"store": url, "every_steps": 2, "async_save": False}
         first: Path = place.lay(
             name, checkpoint=saves, launch={"timeouts": {"heartbeat": lease_seconds / 2}}, **SETTINGS
         )

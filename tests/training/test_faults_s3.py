@@ -56,7 +56,7 @@ def lay(place: Any) -> Callable[..., Path]:
     def lay(
         name: str, checkpoint: dict[str, Any] | None = None, timeouts: dict[str, float] | None = None, **groups: Any
     ) -> Path:
-        fast = {"store": f"s3://{BUCKET}/{name}", "every_steps": 2, "asynchronous": False}
+        fast = {"store": f"s3://{BUCKET}/{name}", "every_steps": 2, "async_save": False}
         launch = {"timeouts": {"store": 1.0, **(timeouts or {})}}
         found: Path = place.lay(
             name, checkpoint={**fast, **(checkpoint or {})}, launch=launch, **{**SETTINGS, **groups}
@@ -108,7 +108,7 @@ def test_a_save_that_hangs_does_not_stop_training(door: S3, lives: Any, calm: Pa
     door.fault = lambda method, path: away.wait(600) and None if method == "PUT" and "/step-00000004/" in path else None
     job = lay(
         "hangs",
-        {"asynchronous": True, "stall_seconds": 0.2},
+        {"async_save": True, "stall_seconds": 0.2},
         {"store": 60.0},
         callbacks={"slow": {"_target_": "faults.Slow", "seconds": 0.4}},
     )
@@ -211,7 +211,7 @@ def test_other_processes_wait_for_a_last_save_that_takes_long(door: S3, lives: A
     door.fault = lambda method, path: (
         time.sleep(9) if method == "PUT" and path.endswith("step-00000012/manifest.json") else None
     )
-    job = lay("long", {"asynchronous": True}, {"store": 60.0, "start": 6.0})
+    job = lay("long", {"async_save": True}, {"store": 60.0, "start": 6.0})
     life = lives.live(job, 2)
     assert life.code == 0, life.said
     assert result(job)["world_size"] == 2 and result(job)["save_failed"] == ""
@@ -220,10 +220,10 @@ def test_other_processes_wait_for_a_last_save_that_takes_long(door: S3, lives: A
 
 def test_stopping_when_a_save_failed(door: S3, lives: Any, calm: Path, lay: Any) -> None:
     door.fault = after(4, lambda: (503, "SlowDown"))
-    job = lay("stops", {"on_failure": "stop"}, {"store": 0.2})
+    job = lay("stops", {"on_save_error": "stop"}, {"store": 0.2})
     life = lives.live(job)
     assert life.code == 1 and "NOT SAVED" not in life.said and "Traceback" not in life.said
-    assert re.search(r"^checkpoint\.on_failure=stop: step 4: s3://faults/stops/\S+: gave up on ", life.said, re.M)
+    assert re.search(r"^checkpoint\.on_save_error=stop: step 4: s3://faults/stops/\S+: gave up on ", life.said, re.M)
     assert "step 6/" not in life.said
     door.fault = None
     life = lives.live(job)

@@ -171,7 +171,7 @@ def test_a_run_with_all_of_it_goes_on_to_the_bit(lives: Any, place: Any, strateg
             "groups": {"head": {"match": "^classifier", "lr": 5e-3}},
         },
         "schedule": {"name": "cosine", "cycles": 2, "unfreeze_epochs": 0.5},
-        "checkpoint": {"every_steps": 4, "asynchronous": False},
+        "checkpoint": {"every_steps": 4, "async_save": False},
     }
     calm = place.lay(f"calm-{strategy}", **settings)
     life = lives.live(calm, processes)

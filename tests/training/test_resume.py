@@ -70,8 +70,8 @@ def test_resume_modes(run_job: Any, kept: Any, tmp_path: Path) -> None:
     from skytune.config import UserError
 
     settings = {**EXACT, "epochs": 1, "max_steps": 10}
-    with pytest.raises(UserError, match="resume=must"):
-        run_job(rows=90, checkpoint=kept(), resume="must", **settings)
+    with pytest.raises(UserError, match="resume=required"):
+        run_job(rows=90, checkpoint=kept(), resume="required", **settings)
     run_job(rows=90, checkpoint=kept(), **settings)
     cut_back(tmp_path / "store", after=8)
     assert run_job(rows=90, checkpoint=kept(), resume="4", **settings).result["resumed_from"] == 4
@@ -111,7 +111,7 @@ def test_saves_by_the_clock(run_job: Any, kept: Any, tmp_path: Path, processes: 
     """So many minutes after the last save, whatever the step; rank 0's clock counts, and all processes save together.
     Where it is not time yet, only the end is saved."""
     settings = {"max_steps": 5, "eval": {"every_epochs": 0}, "launch": {"num_processes": processes, "threads": 1}}
-    often = kept(every_steps=0, every_minutes=1e-9, asynchronous=False)
+    often = kept(every_steps=0, every_minutes=1e-9, async_save=False)
     done = run_job(rows=90, name="often", checkpoint=often, **settings)
     seldom = run_job(rows=90, name="seldom", checkpoint=kept(every_steps=0, every_minutes=60.0), **settings)
 

@@ -121,7 +121,7 @@ def test_nine_rows_give_nine_updates(lives: Any, place: Any) -> None:
         "rows": 9,
         "epochs": 3,
         "batch": {"global_size": 4, "micro_size": 2},
-        "checkpoint": {"every_steps": 1, "asynchronous": False},
+        "checkpoint": {"every_steps": 1, "async_save": False},
     }
     calm = place.lay("nine-calm", **settings)
     assert lives.live(calm).code == 0
@@ -150,7 +150,7 @@ def test_the_schedule_does_not_know_how_many_processes_there_are(lives: Any, pla
             rows=16,
             epochs=25,
             batch={"global_size": 4},
-            checkpoint={"every_steps": 50, "asynchronous": False},
+            checkpoint={"every_steps": 50, "async_save": False},
         )
         assert lives.live(job, first, SKYTUNE_TEST_END="52 kill").code == -9
         stopped = history(job)

@@ -81,7 +81,7 @@ def test_loss_and_clipping_are_those_of_transformers_trainer(tmp_path: Path, tin
     from transformers import Trainer, TrainingArguments
 
     from skytune.config import ModelConfig, Precision, RunConfig
-    from skytune.distributed.context import World
+    from skytune.distributed.context import DistContext
     from skytune.models import build_model
     from skytune.models.outputs import loss_of
     from skytune.training.strategy import build_strategy
@@ -90,7 +90,7 @@ def test_loss_and_clipping_are_those_of_transformers_trainer(tmp_path: Path, tin
     batch = {"input_ids": torch.randint(5, 19, (6, 9)), "labels": torch.tensor([0, 1, 2, 2, 1, 0])}
     trainer = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
     wanted = trainer.compute_loss(model, dict(batch))
-    strategy = build_strategy(RunConfig(), World(0, 1, torch.device("cpu"), Precision.fp32))
+    strategy = build_strategy(RunConfig(), DistContext(0, 1, torch.device("cpu"), Precision.fp32))
     strategy.prepare(model)
     found = loss_of(strategy.module(**batch))
     assert found.item() == wanted.item()

@@ -29,7 +29,7 @@ class Skipped(Exception):
     """There is no machine to look at; another line says why."""
 
 
-class Asked:
+class MachineRequest:
     """The machine that is asked for, found out once: several checks need it."""
 
     def __init__(self, account: Account, machine: Mapping[str, Any]) -> None:
@@ -74,16 +74,16 @@ def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: b
     for service in ("ec2", "s3", "iam", "ecr", "service-quotas"):
         account.client(service)  # here: made in threads they would wait for each other
     yield Finding(Level.ok, "identity", f"account {account.id}, {account.arn.split(':', 5)[5]}")
-    wanted: Pending[Asked | None] = Pending(lambda: Asked(account, machine) if asked else None)
+    wanted: Pending[MachineRequest | None] = Pending(lambda: MachineRequest(account, machine) if asked else None)
     known = Pending(lambda: (quotas(account), in_use(account)))
 
-    def given() -> Asked | None:
+    def given() -> MachineRequest | None:
         try:
             return wanted.wait(seconds=until - time.monotonic())
         except Exception as error:
             raise Skipped from error
 
-    def image(asked: Asked | None) -> Finding:
+    def image(asked: MachineRequest | None) -> Finding:
         return images.check(account, str(machine.get("image_id") or ""), bool(asked and asked.gpus))
 
     checks: list[tuple[str, Callable[[], list[Finding]]]] = [
@@ -117,7 +117,7 @@ def region(account: Account) -> Finding:
     return Finding(Level.ok, "region", account.region)
 
 
-def size(asked: Asked | None) -> Finding:
+def size(asked: MachineRequest | None) -> Finding:
     """Which machine would it be?"""
     if asked is None:
         return Finding(Level.ok, "machine", "none asked for: --compute 4xa10g or an instance type")
@@ -126,7 +126,7 @@ def size(asked: Asked | None) -> Finding:
 
 
 def quota(
-    account: Account, asked: Asked | None, known: list[Quota], running: list[tuple[str, bool, int]]
+    account: Account, asked: MachineRequest | None, known: list[Quota], running: list[tuple[str, bool, int]]
 ) -> list[Finding]:
     """May the account run as many vCPUs?"""
     found = []
@@ -158,7 +158,7 @@ def quota(
     return found
 
 
-def price(account: Account, asked: Asked | None, limit: float | None) -> list[Finding]:
+def price(account: Account, asked: MachineRequest | None, limit: float | None) -> list[Finding]:
     """What does the machine cost now, and where is it cheapest?"""
     if asked is None:
         return []

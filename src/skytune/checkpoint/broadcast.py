@@ -20,13 +20,13 @@ from .manifest import step_name
 from .store import Found, Store
 
 if TYPE_CHECKING:
-    from ..distributed.context import World
+    from ..distributed.context import DistContext
 
 CHUNK = 16 << 20
 """Bytes of one broadcast."""
 
 
-def several_machines(world: "World") -> bool:
+def several_machines(world: "DistContext") -> bool:
     """Whether the processes run on more than one machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) < world.size
 
@@ -53,7 +53,7 @@ def fetch(store: Store, step: int, folder: Path) -> Found:
         return store.get(step, into=folder, reuse=True)
 
 
-def fetch_everywhere(world: "World", store: Store, step: int, folder: Path, mine: Found | None = None) -> Found:
+def fetch_everywhere(world: "DistContext", store: Store, step: int, folder: Path, mine: Found | None = None) -> Found:
     """Return one checkpoint with its files on this machine, on every process (collective); see `fetch`.
 
     Args:
@@ -75,7 +75,7 @@ def fetch_everywhere(world: "World", store: Store, step: int, folder: Path, mine
     return _sent(world, store, step, folder, blind, have)
 
 
-def refuse_unshared(world: "World", store: Store, strategy: str) -> None:
+def refuse_unshared(world: "DistContext", store: Store, strategy: str) -> None:
     """Refuse a store that some machines do not see, for a strategy of which every process saves its part (collective).
 
     Raises:
@@ -96,7 +96,7 @@ def refuse_unshared(world: "World", store: Store, strategy: str) -> None:
         )
 
 
-def _sent(world: "World", store: Store, step: int, folder: Path, blind: bool, have: Callable[[], Found]) -> Found:
+def _sent(world: "DistContext", store: Store, step: int, folder: Path, blind: bool, have: Callable[[], Found]) -> Found:
     files: dict[str, Path] = {}
 
     def look() -> tuple[dict[str, int], str]:
@@ -147,7 +147,7 @@ def _leave(store: Store, path: str) -> str:
     return word
 
 
-def _any(world: "World", wish: bool) -> bool:
+def _any(world: "DistContext", wish: bool) -> bool:
     """Return whether any process has the wish (collective)."""
     total = torch.tensor(float(wish), device=world.device)
     torch.distributed.all_reduce(total)

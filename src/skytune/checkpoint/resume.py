@@ -84,7 +84,7 @@ def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) 
 
     Args:
         store: the run's own.
-        wanted: the config's `resume`: `auto`, `must`, `never`, a step, or a path or URL.
+        wanted: the config's `resume`: `auto`, `required`, `never`, a step, or a path or URL.
         decisive: what decides this run's result; a checkpoint from elsewhere must have the same.
         cache: a folder that takes what must be fetched from a store.
 
@@ -97,7 +97,7 @@ def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) 
     found: Found | None
     if wanted.isdecimal():
         found = store.get(int(wanted), into=cache)
-    elif wanted in ("auto", "must"):
+    elif wanted in ("auto", "required"):
         found = store.newest(into=cache)
     else:
         place = locate(wanted)
@@ -107,8 +107,8 @@ def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) 
             raise UserError(f"resume={wanted}: holds no checkpoint")
         refuse_foreign(found.manifest, decisive, wanted)
     if found is None:
-        if wanted == "must":
-            raise UserError(f"resume=must: {store.location} holds no checkpoint (resume=auto starts the run)")
+        if wanted == "required":
+            raise UserError(f"resume=required: {store.location} holds no checkpoint (resume=auto starts the run)")
         return None
     for line in found.skipped:
         log.warning("checkpoint passed over: %s", line)

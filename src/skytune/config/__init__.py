@@ -14,7 +14,7 @@ from .schema.evaluation import (
     CheckpointConfig,
     EvalConfig,
     LogConfig,
-    OnFailure,
+    OnSaveError,
     Select,
 )
 from .schema.model import LoraConfig, ModelConfig
@@ -30,7 +30,7 @@ from .schema.strategy import (
     StrategyConfig,
     StrategyName,
 )
-from .schema.study import BenchmarkConfig, Held, PriceSource
+from .schema.study import Held, PriceSource, StudyConfig
 from .schema.task import LossConfig, TaskConfig
 from .schema.training import (
     BatchConfig,

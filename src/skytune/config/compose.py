@@ -144,7 +144,7 @@ def search_to_take(overrides: list[str]) -> str | None:
     return None if name is None else str(name)
 
 
-def place_to_resume(overrides: list[str]) -> str | None:
+def parse_resume_path(overrides: list[str]) -> str | None:
     """Return the path or URL that `resume=` names; None where it is a word, or the run trains nothing."""
     said = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
     place = said.get("resume")

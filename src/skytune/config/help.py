@@ -118,7 +118,7 @@ def help_text(folders: list[Path], config: RunConfig) -> str:
         "  python src/run.py pipeline=data data=files data.train=a.tsv   look at it first; trains nothing",
         "  python src/run.py pipeline=evaluate checkpoint=PATH   score a trained model",
         "  python src/run.py pipeline=predict checkpoint=PATH 'predict.input=new/*.csv' predict.output=out.csv",
-        "  python src/run.py pipeline=benchmark experiment=laptop   what does it cost, how long, how good",
+        "  python src/run.py pipeline=study experiment=laptop   what does it cost, how long, how good",
         "  python src/run.py debug=smoke                         two steps of everything",
         "",
         "  key=value changes a key    +group.key=value adds one to a group of free keys    ~group.key takes it away",

@@ -15,7 +15,7 @@ from ..common.background import Late, Pending
 from ..common.json import load_json
 
 if TYPE_CHECKING:
-    from .context import World
+    from .context import DistContext
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ EVERY_SECONDS = 2.0
 """How often they say that they are still at it."""
 
 
-def main_does(world: "World", function: Callable[[], T]) -> T:
+def main_does(world: "DistContext", function: Callable[[], T]) -> T:
     """Call `function` on rank 0 and return its result on every process (collective): what JSON makes of it.
 
     Raises:
@@ -39,7 +39,7 @@ def main_does(world: "World", function: Callable[[], T]) -> T:
             return found[0] if found else answer[0]
 
 
-def all_do(world: "World", function: Callable[[], T]) -> T:
+def all_do(world: "DistContext", function: Callable[[], T]) -> T:
     """Call `function` on every process, return once it is done on all (collective).
 
     Raises:
@@ -56,7 +56,7 @@ def all_do(world: "World", function: Callable[[], T]) -> T:
             return found[0]
 
 
-def gather_bytes(world: "World", data: bytes) -> list[bytes]:
+def gather_bytes(world: "DistContext", data: bytes) -> list[bytes]:
     """Return the bytes of every process, in the order of their ranks, on every process (collective)."""
     if world.size == 1:
         return [data]
@@ -76,7 +76,7 @@ def _found(work: Pending[T]) -> list[T]:
         return []
 
 
-def _from_main(world: "World", data: bytes) -> bytes:
+def _from_main(world: "DistContext", data: bytes) -> bytes:
     """Return rank 0's bytes on every process."""
     size = torch.tensor(len(data), device=world.device)
     torch.distributed.broadcast(size, 0)
@@ -85,7 +85,7 @@ def _from_main(world: "World", data: bytes) -> bytes:
     return _bytes(block)
 
 
-def _tensor(world: "World", data: bytes) -> torch.Tensor:
+def _tensor(world: "DistContext", data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(world.device)
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class World:
+class DistContext:
     """The processes that train together, and this one's place among them."""
 
     rank: int
@@ -81,7 +81,7 @@ def rendezvous(size: int, device: str) -> str | None:
     return f"file://{file}" + ("" if device == "cpu" else f"?rank={os.environ['RANK']}&world_size={size}")
 
 
-def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", World]:
+def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", DistContext]:
     """Join the other processes (those of torchrun's environment) and return Accelerate's handle and our place.
 
     Args:
@@ -130,5 +130,7 @@ def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", World]:
     place = accelerator.device
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
-    world = World(accelerator.process_index, accelerator.num_processes, place, precision.effective, precision.requested)
+    world = DistContext(
+        accelerator.process_index, accelerator.num_processes, place, precision.effective, precision.requested
+    )
     return accelerator, world

@@ -67,7 +67,7 @@ class Peers:
             os._exit(1)
 
 
-class Notice(StopRequest):
+class PreemptionListener(StopRequest):
     """The flag of one process."""
 
     def __init__(self, flag_file: Path, rank: int, grace_seconds: float = 10.0) -> None:

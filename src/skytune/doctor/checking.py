@@ -8,14 +8,14 @@ from ..common.background import Pending
 from ..common.findings import Finding, Level
 from ..config import ConfigError, UserError
 from ..stacks import environment, files
-from ..stacks.options import Asked, described, names_of, settings_of
+from ..stacks.options import StackOptions, described, names_of, settings_of
 from .report import line
 
 if TYPE_CHECKING:
     from ..stacks.registry import Registered
 
 
-def check(asked: Asked) -> int:
+def check(asked: StackOptions) -> int:
     """Say whether a run on the stack would get its machine now; return 1 if not."""
     from ..aws import account as accounts
     from ..aws import names, preflight
@@ -71,7 +71,7 @@ def _registered(name: str) -> "Registered | None":
     return registered.find(client, name)
 
 
-def _verdict(counts: dict[Level, int], asked: Asked, started: float) -> int:
+def _verdict(counts: dict[Level, int], asked: StackOptions, started: float) -> int:
     seconds = f"({time.monotonic() - started:.1f} s)"
     if counts[Level.fail]:
         print(f"\nno go: {counts[Level.fail]} of these must be put right first (FAIL) {seconds}")

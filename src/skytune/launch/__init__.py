@@ -2,5 +2,5 @@
 
 from .local import Launcher, LocalLauncher
 from .run_dir import RunFolder, decisive, run_key
-from .run_job import Outcome, checkpoint_hash, class_names, predict, read_predictions, train
+from .run_job import JobResult, checkpoint_hash, class_names, predict, read_predictions, train
 from .skypilot import SkyPilotLauncher

@@ -45,7 +45,7 @@ class Launcher(Protocol):
         """
 
 
-class Team:
+class WorkerGroup:
     """The machines that take part in a job: this one alone. `several.Gathered` has more."""
 
     tail: Sequence[str] = ()
@@ -101,7 +101,7 @@ class Team:
             self._folder.cleanup()
 
 
-class PeerEnded(Exception):
+class PeerFailed(Exception):
     """Workers of another machine have ended: those of this one wait for nobody."""
 
 
@@ -123,10 +123,10 @@ class LocalLauncher:
         wanted = len(self.gpus) if self.gpus and launch.num_processes == "auto" else processes_wanted(compute, launch)
         if wanted > 1:
             check_loopback()
-        run_workers(job, launch, Team(job, wanted, launch, self.gpus, self.shares, self.warm))
+        run_workers(job, launch, WorkerGroup(job, wanted, launch, self.gpus, self.shares, self.warm))
 
 
-def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
+def run_workers(job: JobDir, launch: LaunchConfig, team: WorkerGroup) -> None:
     """Have workers run to their end, as `Launcher` says."""
     job.logs.mkdir(parents=True, exist_ok=True)
     tail: deque[str] = deque(maxlen=200)
@@ -145,7 +145,7 @@ def run_workers(job: JobDir, launch: LaunchConfig, team: Team) -> None:
 
             try:
                 code = pump(child, record, tail, follower, check, job.outputs / "result.json", launch.timeouts.kill)
-            except PeerEnded:
+            except PeerFailed:
                 code = 1
             finally:
                 end_group(child, 0.0 if stopping.at_once else launch.timeouts.kill)

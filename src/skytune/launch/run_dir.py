@@ -35,7 +35,7 @@ UNDECISIVE = (
     "tracker",
     "strategy",
     "compile",
-    "benchmark",
+    "study",
     "search",
     "predict",
 )

@@ -33,7 +33,7 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """What a finished job left; no other process touches its folder while this exists."""
 
     job: JobDir
@@ -60,7 +60,7 @@ def train(
     stop_at_step: int | None = None,
     take: bool = False,
     announce: bool = True,
-) -> Outcome:
+) -> JobResult:
     """Fine-tune on `train_split`, validate on `evaluation['validation']`, then predict all of `evaluation`.
 
     Args:
@@ -100,7 +100,7 @@ def predict(
     tokenizer: Any,
     launcher: Launcher | None = None,
     since: float = math.inf,
-) -> Outcome:
+) -> JobResult:
     """Predict every split of `evaluation` with a trained model; `since` as in `train`.
 
     Raises:
@@ -135,7 +135,7 @@ def _run(
     since: float,
     stop_at_step: int | None = None,
     take: bool = False,
-) -> Outcome:
+) -> JobResult:
     job = Job(
         kind=kind,
         run_key=key,
@@ -176,7 +176,7 @@ def _run(
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             raise _cannot_write(folder.root, error) from error
         raise
-    return Outcome(folder, {**result, "run_key": key, "run_folder": str(folder.root)}, history, claim)
+    return JobResult(folder, {**result, "run_key": key, "run_folder": str(folder.root)}, history, claim)
 
 
 def _whole(folder: JobDir, key: str) -> bool:

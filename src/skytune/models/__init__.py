@@ -4,9 +4,10 @@ Importing it costs nothing: torch and transformers are imported where they are u
 """
 
 from .build import build_model
+from .formats import is_adapter
 from .hashing import hash_file, hash_values
 from .head import Head, auto_of, give_settings, own_settings
-from .lora import check_adapter, has_adapter, is_adapter, trained_state
+from .lora import check_adapter, has_adapter, trained_state
 from .quiet import quiet
 from .saved import TARGET_FILE, SavedModel, load_saved, merge_adapter, save_model, saved_model
 from .source import (

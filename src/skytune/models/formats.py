@@ -107,3 +107,24 @@ def _values(file: Path) -> dict[str, Any]:
         return dict(load_json(file.read_bytes(), dict))
     except (OSError, ValueError):
         return {}
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, and no model beside it."""
+    return (folder / ADAPTER).is_file() and not (folder / "config.json").is_file()
+
+
+def original_config(folder: Path) -> dict[str, Any]:
+    """Return the values of the `config.json` of the model that an adapter of ours belongs to.
+
+    Raises:
+        UserError: the adapter is from elsewhere.
+    """
+    if not (folder / ORIGIN).is_file():
+        raise UserError(
+            f"{folder}: is an adapter from elsewhere: model.name=BASE model.lora.adapter={folder} goes on with it"
+        )
+    values = load_json((folder / ORIGIN).read_bytes(), dict)["config"]
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise ValueError(f"{ORIGIN} holds no configuration of a model")
+    return values

@@ -21,9 +21,10 @@ from ..common.json import load_json
 from ..config import ConfigError, LoraConfig, ModelConfig, UserError
 from ..config.installing import add_extra
 from ..job import write_json
-from .formats import ADAPTER, ORIGIN
+from .formats import ADAPTER, ORIGIN, original_config
 from .hashing import hash_file, hash_values
 from .quiet import quiet
+from .source import fetch, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -73,11 +74,6 @@ class Adapter:
 def has_adapter(model: Any) -> bool:
     """Whether a model is trained through an adapter."""
     return hasattr(model, ATTRIBUTE)
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, and no model beside it."""
-    return (folder / ADAPTER).is_file() and not (folder / "config.json").is_file()
 
 
 def trained_state(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
@@ -383,22 +379,6 @@ def _refuse_tied(model: Any) -> None:
             )
 
 
-def original_config(folder: Path) -> dict[str, Any]:
-    """Return the values of the `config.json` of the model that an adapter of ours belongs to.
-
-    Raises:
-        UserError: the adapter is from elsewhere.
-    """
-    if not (folder / ORIGIN).is_file():
-        raise UserError(
-            f"{folder}: is an adapter from elsewhere: model.name=BASE model.lora.adapter={folder} goes on with it"
-        )
-    values = load_json((folder / ORIGIN).read_bytes(), dict)["config"]
-    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise ValueError(f"{ORIGIN} holds no configuration of a model")
-    return values
-
-
 def load_adapted(folder: Path) -> Any:
     """Return the model that an adapter of ours lies in the folder for, with it, on the CPU, in float32.
 
@@ -407,8 +387,6 @@ def load_adapted(folder: Path) -> Any:
     """
     import torch
     import transformers
-
-    from .source import fetch, first_line
 
     values, given = original_config(folder), _read(folder)
     base, revision = str(given.values.get("base_model_name_or_path")), given.values.get("revision")

@@ -15,8 +15,9 @@ from ..config.secrets import refuse_named
 from ..config.targets import instantiate
 from ..job import write_json
 from .classes import own_classes, sizes_offered
+from .formats import is_adapter, original_config
 from .head import auto_of
-from .lora import has_adapter, is_adapter, load_adapted, merge, original_config, write_adapter
+from .lora import has_adapter, load_adapted, merge, write_adapter
 from .quiet import quiet
 from .source import fetch, first_line, load_weights, model_files
 

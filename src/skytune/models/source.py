@@ -12,11 +12,10 @@ from ..config.installing import add_extra
 from ..config.secrets import looks_secret
 from ..config.trust import flat
 from . import packaged_gguf
-from .formats import check_format
+from .formats import check_format, is_adapter, original_config
 from .hashing import hash_file, hash_target, hash_values
 from .head import auto_class
 from .hub import commit_of, snapshot
-from .lora import is_adapter, original_config
 from .quiet import quiet
 from .standin import folder_for, standing_in
 

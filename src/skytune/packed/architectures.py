@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .embedding import WordEmbedding, lighten
-from .flat_params import Arena, runs
+from .flat_params import FlatParameters, runs
 from .layer import LayerGrads, LayerShape, LayerWeights
 from .ops import Drop, Partials
 
@@ -29,7 +29,7 @@ SALT = 65_536
 
 
 @dataclass(frozen=True)
-class Names:
+class LayerNames:
     """Where one encoder layer's modules are, below the layer."""
 
     query: str
@@ -45,7 +45,7 @@ class Names:
     fall_dropout: str
 
 
-BERT = Names(
+BERT = LayerNames(
     "attention.self.query",
     "attention.self.key",
     "attention.self.value",
@@ -58,7 +58,7 @@ BERT = Names(
     "attention.output.dropout",
     "output.dropout",
 )
-DISTILBERT = Names(
+DISTILBERT = LayerNames(
     "attention.q_lin",
     "attention.k_lin",
     "attention.v_lin",
@@ -77,7 +77,7 @@ DISTILBERT = Names(
 class Family:
     """A kind of model: `layers` below the base model, and how the hidden state of the first tokens becomes logits."""
 
-    names: Names
+    names: LayerNames
     layers: str
     head: Callable[[nn.Module, Tensor], Tensor]
     padded_positions: bool = False
@@ -147,7 +147,7 @@ class PackedModel:
         for layer in layers:
             parts = [_at(layer, name) for name in (names.query, names.key, names.value)]
             blocks += [[part.weight for part in parts], _vectors(layer, names)]
-        self.arena = Arena(optimizer, compute, blocks)
+        self.arena = FlatParameters(optimizer, compute, blocks)
         self.model = model
         self.pad_id = int(model.config.pad_token_id or 0)
         self.first_position = self.pad_id + 1 if self.family.padded_positions else 0
@@ -175,7 +175,7 @@ class PackedModel:
         starts = [grads.qkv.storage_offset() for grads in self.grads]
         last = self.grads[-1].fall
         self.parts = runs(starts, last.storage_offset() + last.numel(), PARTS)
-        """Parts of the flat gradient by the layer that completes them, see `Together`."""
+        """Parts of the flat gradient by the layer that completes them, see `ShardedUpdate`."""
         inside = {id(p) for layer in layers for p in layer.parameters()}
         # Embeddings and head run as modules: a copy of the model without its layers, over the rounded weights.
         self.shell = _shell(model, self.family.layers)
@@ -220,7 +220,7 @@ class PackedModel:
         )
 
 
-def _vectors(layer: nn.Module, n: Names) -> list[nn.Parameter]:
+def _vectors(layer: nn.Module, n: LayerNames) -> list[nn.Parameter]:
     """Return the layer's vectors in the order of `LayerGrads`."""
     q, k, v, project, rise, fall = (_at(layer, name) for name in (n.query, n.key, n.value, n.project, n.rise, n.fall))
     norm1, norm2 = _at(layer, n.norm1), _at(layer, n.norm2)

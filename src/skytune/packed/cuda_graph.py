@@ -32,7 +32,7 @@ class Graph:
     """A captured function."""
 
     graph: torch.cuda.CUDAGraph
-    answers: "Answers"
+    answers: "HostAnswers"
     """What the graph reads of it lies here."""
 
     def replay(self) -> None:
@@ -45,7 +45,7 @@ class Graph:
 
 
 @dataclass(eq=False)
-class Answers(TorchDispatchMode):
+class HostAnswers(TorchDispatchMode):
     """What a function asks the host for in the midst of its work: written down while it runs, answered from there while
     it is captured, where nobody waits and nothing may be sent.
 
@@ -147,7 +147,7 @@ def _on_host(value: Any) -> bool:
 
 @contextmanager
 def _seen_by_modes() -> Iterator[None]:
-    """Have `torch.tensor(..., device=)` send what it made in a way that `Answers` sees."""
+    """Have `torch.tensor(..., device=)` send what it made in a way that `HostAnswers` sees."""
     made = torch.tensor
 
     def tensor(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
@@ -168,14 +168,14 @@ def capture(run: Callable[[], None], changed: Tensor, pool: Any, stream: torch.c
     """Return a function as a graph. It runs twice before: kernels are compiled, libraries warm up.
 
     Args:
-        changed: see `Answers`.
+        changed: see `HostAnswers`.
         pool: handle of the memory that graphs share (`torch.cuda.graph_pool_handle`).
         stream: on which all of it is done: always the same, since what accumulates gradients belongs to a stream.
 
     Raises:
         NotCapturable: it does something that a graph cannot; nothing is left of the attempt.
     """
-    answers, here = Answers(changed), torch.cuda.current_stream(stream.device)
+    answers, here = HostAnswers(changed), torch.cuda.current_stream(stream.device)
     stream.wait_stream(here)
     with torch.cuda.stream(stream), _seen_by_modes():
         run()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .ops import add_rows
-from .sharded_update import Together
+from .sharded_update import ShardedUpdate
 
 SMALL = 1024
 """Largest number of rows for which it is taken."""
@@ -52,7 +52,7 @@ class _SharedWords(torch.autograd.Function):
     """The gradient goes where the optimizer reads it, not through autograd."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, index: Tensor, padding: int, together: Together) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, index: Tensor, padding: int, together: ShardedUpdate) -> Tensor:
         ids = together.gather(index.reshape(-1))
         together.wait()
         ctx.order = together.sort(ids)  # has the whole forward pass to come to its end
@@ -80,7 +80,7 @@ class WordEmbedding(nn.Module):
         super().__init__()
         self.weight = table.weight
         self.padding = -1 if table.padding_idx is None else table.padding_idx
-        self.together: Together | None = None
+        self.together: ShardedUpdate | None = None
 
     def forward(self, index: Tensor) -> Tensor:
         """Return the rows of an index of any shape."""

@@ -17,7 +17,7 @@ ALIGNED = 64
 """Elements to which every block of parameters is aligned (whole cache lines in every format)."""
 
 
-class Arena:
+class FlatParameters:
     """Flat arrays for the parameters of an AdamW optimizer.
 
     Args:
@@ -162,7 +162,7 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class Share:
+class Partition:
     """A part of the flat arrays, as much of it for every process."""
 
     whole: slice
@@ -170,7 +170,7 @@ class Share:
     """This process's."""
 
     @classmethod
-    def of(cls, part: slice, rank: int, size: int, unit: int = ALIGNED) -> "Share":
+    def of(cls, part: slice, rank: int, size: int, unit: int = ALIGNED) -> "Partition":
         """Cut a part for `size` processes in multiples of `unit`; what does not come out at its end is left out."""
         each = (part.stop - part.start) // (size * unit) * unit
         start = part.start + rank * each
@@ -182,7 +182,7 @@ class Share:
         return self.own.stop - self.own.start
 
     @staticmethod
-    def between(shares: Iterable["Share"], end: int) -> list[slice]:
+    def between(shares: Iterable["Partition"], end: int) -> list[slice]:
         """Return what lies in no share of [0, end)."""
         found, at = [], 0
         for share in sorted(shares, key=lambda share: share.whole.start):
@@ -193,7 +193,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowPartition:
     """The rows of a table that are one process's: `first` to `stop`, and from `rest` on.
 
     Those from `left` on are too few to be divided: everybody updates them, the first process looks them up and adds
@@ -206,8 +206,8 @@ class Rows:
     left: int
 
     @classmethod
-    def of(cls, count: int, rank: int, size: int) -> "Rows":
-        """Divide `count` rows as `Share.of` does."""
+    def of(cls, count: int, rank: int, size: int) -> "RowPartition":
+        """Divide `count` rows as `Partition.of` does."""
         each = count // size
         left = size * each
         return cls(rank * each, (rank + 1) * each, left if rank == 0 else count, left)

@@ -10,12 +10,12 @@ from torch import Tensor
 from .architectures import PackedModel
 from .layer import EncoderLayer
 from .packing import DeviceTable, Unpacked
-from .sharded_update import Together
+from .sharded_update import ShardedUpdate
 
 log = logging.getLogger(__name__)
 
 
-class PackedStep:
+class GraphStep:
     """Forward, backward, clipping and update over static buffers.
 
     Args:
@@ -34,7 +34,9 @@ class PackedStep:
         device = table.tokens.device
         self.model, self.table, self.clip_norm = model, table, clip_norm
         rank, size = processes
-        self.together = Together(model.arena, model.parts, model.words_grad, rank=rank, size=size) if size > 1 else None
+        self.together = (
+            ShardedUpdate(model.arena, model.parts, model.words_grad, rank=rank, size=size) if size > 1 else None
+        )
         self.grads = model.grads
         if self.together is not None:
             model.words.together = self.together

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .flat_params import Rows
+from .flat_params import RowPartition
 
 PROGRAMS = 264
 """Rows of partial sums: two programs for every multiprocessor of an H100."""
@@ -205,7 +205,7 @@ def dropped(x: Tensor, drop: Drop, packed: Packed) -> Tensor:
     return torch.where(kept(element, drop, packed.seed), x * drop.raised, torch.zeros_like(x))
 
 
-def add_rows(grad: Tensor, order: tuple[Tensor, Tensor], rows: Rows, padding: int, out: Tensor) -> None:
+def add_rows(grad: Tensor, order: tuple[Tensor, Tensor], rows: RowPartition, padding: int, out: Tensor) -> None:
     """Add up the gradients of tokens by their row, for the rows that are one process's; the other shares' are left
     alone, and what nobody's share has is 0 on all but the first process.
 

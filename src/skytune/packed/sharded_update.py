@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .flat_params import Arena, Rows, Share
+from .flat_params import FlatParameters, Partition, RowPartition
 
 # torch 2.13 has renamed them.
 _all_gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
@@ -27,7 +27,7 @@ WORDS = -1
 """Stands for the table of words where layers are numbered."""
 
 
-class Together:
+class ShardedUpdate:
     """What a step does on several processes; exchanges run on a stream of their own.
 
     Args:
@@ -38,21 +38,21 @@ class Together:
         rank: of this process, of `size`.
     """
 
-    def __init__(self, arena: Arena, parts: dict[int, slice], words: Tensor, *, rank: int, size: int) -> None:
+    def __init__(self, arena: FlatParameters, parts: dict[int, slice], words: Tensor, *, rank: int, size: int) -> None:
         self.arena, self.words, self.size = arena, words, size
         # Few blocks of threads move the data: they shall not wait for those that compute.
         cuda = arena.grads.is_cuda
         self.stream: Any = torch.cuda.Stream(arena.grads.device, priority=-1) if cuda else None
         self.side: Any = torch.cuda.Stream(arena.grads.device) if cuda else None
-        shares = {number: Share.of(part, rank, size) for number, part in parts.items()}
+        shares = {number: Partition.of(part, rank, size) for number, part in parts.items()}
         start, width = words.storage_offset(), words.shape[1]
-        table = Share.of(slice(start, start + words.numel()), rank, size, width)
-        self.rows = Rows.of(len(words), rank, size)
+        table = Partition.of(slice(start, start + words.numel()), rank, size, width)
+        self.rows = RowPartition.of(len(words), rank, size)
         """The rows of the table that are this process's to look up, and to add up."""
         self.shares = {number: share for number, share in {**shares, WORDS: table}.items() if share.each}
         self.first = next(iter(self.shares), None)
         """Whose weights are brought together at the end of a step already: the next one begins with them."""
-        self.rest = Share.between(self.shares.values(), len(arena.grads))
+        self.rest = Partition.between(self.shares.values(), len(arena.grads))
         """What everybody sums and updates."""
         count = sum(cut.stop - cut.start for cut in self.rest)
         self.summed = torch.zeros(count + 1, device=arena.grads.device)
@@ -195,7 +195,7 @@ class Together:
         own = self.arena.grads[self.shares[number].own]
         torch.linalg.vector_norm(own, dtype=torch.float32, out=self.norms[at])
 
-    def _bring(self, flat: Tensor, share: Share) -> None:
+    def _bring(self, flat: Tensor, share: Partition) -> None:
         # Autograd need not know: what it has seen of this array by now, the embeddings, lies outside of what comes.
         flat = flat.data
         with self._aside():

@@ -51,7 +51,7 @@ def predict(config: dict[str, Any]) -> None:
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
-def benchmark(config: dict[str, Any]) -> None:
+def study(config: dict[str, Any]) -> None:
     """Run an experiment design, one training a cell, and draw its results."""
     # ZenML's own for tables: parquet. Imported here, because it imports pandas, which other pipelines need not pay for.
     from zenml.integrations.pandas.materializers.pandas_materializer import PandasMaterializer
@@ -59,7 +59,7 @@ def benchmark(config: dict[str, Any]) -> None:
     # The store of results decides what is finished, not the cache.
     run = RunConfig.parse({**config, "cache": False})
     cells = on(run_experiment, run).with_options(output_materializers={"results": PandasMaterializer})
-    on(draw_results, run)(cells(design=to_dict(run.benchmark)))
+    on(draw_results, run)(cells(design=to_dict(run.study)))
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)

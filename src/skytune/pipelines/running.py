@@ -16,7 +16,7 @@ from ..report import summary, training_rows
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import check_orchestrator, operator_of
 from ..steps.cache import expire_lost, expire_unusable
-from .graphs import benchmark, evaluate, predict, search, training
+from .graphs import evaluate, predict, search, study, training
 from .records import describe, named
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ PIPELINES: dict[Pipeline, Any] = {
     Pipeline.training: training,
     Pipeline.evaluate: evaluate,
     Pipeline.predict: predict,
-    Pipeline.benchmark: benchmark,
+    Pipeline.study: study,
     Pipeline.search: search,
 }
 
@@ -39,7 +39,7 @@ EXAMPLES = [
 
 
 @dataclass(frozen=True)
-class Finished:
+class RunSummary:
     """What is said at the end of a run."""
 
     summary: str
@@ -52,7 +52,7 @@ class Finished:
     """Why nothing came out, where nothing did."""
 
 
-def run_pipeline(client: "Client", config: RunConfig) -> Finished:
+def run_pipeline(client: "Client", config: RunConfig) -> RunSummary:
     """Run the configured pipeline, `validated`, on the active stack; return what came out.
 
     Raises:
@@ -67,10 +67,10 @@ def run_pipeline(client: "Client", config: RunConfig) -> Finished:
     if config.pipeline is Pipeline.search:
         from ..search import summary as search_summary
 
-        return Finished(*search_summary(config))
+        return RunSummary(*search_summary(config))
     if config.pipeline is Pipeline.predict:
         return tell_predictions(config, finished)
-    return tell_results(config, finished) if config.pipeline is Pipeline.benchmark else tell(client, config, finished)
+    return tell_results(config, finished) if config.pipeline is Pipeline.study else tell(client, config, finished)
 
 
 def _run(client: "Client", config: RunConfig) -> Any:
@@ -85,23 +85,23 @@ def _run(client: "Client", config: RunConfig) -> Any:
     return pipeline(to_dict(config))
 
 
-def tell_results(config: RunConfig, run: Any) -> Finished:
+def tell_results(config: RunConfig, run: Any) -> RunSummary:
     """Return what is to be said of a finished experiment."""
     from ..study import summary as results_summary
 
     table = run.steps["run_experiment"].outputs["results"][0].load()
     done = bool((table["status"] == "done").any())
     why = "" if done else f"none of {len(table)} cells is done; the first: {table['reason'].iloc[0]}"
-    return Finished(results_summary(config, table), "", why)
+    return RunSummary(results_summary(config, table), "", why)
 
 
-def tell_predictions(config: RunConfig, run: Any) -> Finished:
+def tell_predictions(config: RunConfig, run: Any) -> RunSummary:
     """Return what is to be said of files that were predicted on."""
     from ..report.terminal import prediction_summary
 
     done = run.steps["predict_files"].outputs["prediction_summary"][0].load()
     describe(run, done, ("rows", done["rows"]), None)
-    return Finished(prediction_summary(done), "")
+    return RunSummary(prediction_summary(done), "")
 
 
 def _say_where(client: "Client", config: RunConfig) -> None:
@@ -113,8 +113,8 @@ def _say_where(client: "Client", config: RunConfig) -> None:
         log.info("stack %s: the training step's workers go to machines that SkyPilot brings up", operator)
         return
     if (asked := machines_asked(config.compute)) and not config.compute.local:
-        if config.pipeline is Pipeline.benchmark:  # its cells say where they run
-            log.info("compute: what it says of machines is ignored; the cells run where benchmark says")
+        if config.pipeline is Pipeline.study:  # its cells say where they run
+            log.info("compute: what it says of machines is ignored; the cells run where study says")
         else:
             raise UserError(_no_machines(asked, client.active_stack_model.name, trains))
     refuse_missing(config)
@@ -131,7 +131,7 @@ def _no_machines(asked: Mapping[str, Any], stack: str, trains: bool) -> str:
     )
 
 
-def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
+def tell(client: "Client", config: RunConfig, run: Any) -> RunSummary:
     """Return what is to be said of a finished run."""
     from zenml.utils.dashboard_utils import get_run_url
 
@@ -165,4 +165,4 @@ def tell(client: "Client", config: RunConfig, run: Any) -> Finished:
         pipeline=metrics["pipeline"],
         warning=metrics["warning"],
     )
-    return Finished(text, "" if cached else str(result.get("save_failed") or ""))
+    return RunSummary(text, "" if cached else str(result.get("save_failed") or ""))

@@ -18,7 +18,7 @@ def validated(config: RunConfig) -> RunConfig:
     Raises:
         UserError: it is not.
     """
-    if config.pipeline in (Pipeline.benchmark, Pipeline.search):  # their plans look
+    if config.pipeline in (Pipeline.study, Pipeline.search):  # their plans look
         return config
     if config.pipeline is Pipeline.training:
         refuse_missing_trackers(config.tracker)

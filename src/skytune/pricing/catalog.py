@@ -20,7 +20,7 @@ def catalog_price(instance: str, spot: bool, region: str) -> float | None:
     try:
         from sky import catalog
     except ModuleNotFoundError as error:
-        raise UserError("benchmark.price_source=skypilot needs SkyPilot: install the extra aws") from error
+        raise UserError("study.price_source=skypilot needs SkyPilot: install the extra aws") from error
     try:
         # It tells its progress there, in words for its own client; what it logs as an error is told below.
         with contextlib.redirect_stdout(io.StringIO()), _without_errors():
@@ -31,7 +31,7 @@ def catalog_price(instance: str, spot: bool, region: str) -> float | None:
         return None  # not in this region, or not on its spot market
     except Exception as error:
         raise NotReachable(
-            f"benchmark.price_source=skypilot: the catalog cannot be had: {_why(error)}; benchmark.prices gives prices "
+            f"study.price_source=skypilot: the catalog cannot be had: {_why(error)}; study.prices gives prices "
             "without asking anybody"
         ) from error
     return price if price == price and price > 0 else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ..config import BenchmarkConfig, NotReachable, PriceSource, UserError
+from ..config import NotReachable, PriceSource, StudyConfig, UserError
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Price:
 
 
 def price_of(
-    instance: str, spot: bool, design: BenchmarkConfig, usd_per_hour: float | None = None, clients: Any = None
+    instance: str, spot: bool, design: StudyConfig, usd_per_hour: float | None = None, clients: Any = None
 ) -> Price:
     """Return a machine's price: the design's, else from where it says.
 
@@ -46,7 +46,7 @@ def price_of(
     """
     name = f"{instance} spot" if spot else instance
     if name in design.prices:
-        return Price(design.prices[name], "benchmark.prices")
+        return Price(design.prices[name], "study.prices")
     if instance == "local":
         return Price(usd_per_hour, "compute.usd_per_hour" if usd_per_hour is not None else "")
     if design.price_source is PriceSource.skypilot:
@@ -71,17 +71,17 @@ def aws_price(instance: str, spot: bool, region: str, clients: Any = None) -> fl
         import boto3
         from botocore.exceptions import BotoCoreError, ClientError
     except ModuleNotFoundError as error:
-        raise UserError("benchmark.price_source=aws needs boto3: install the extra aws") from error
+        raise UserError("study.price_source=aws needs boto3: install the extra aws") from error
     make = clients or (lambda service, where: boto3.client(service, region_name=where))
     try:
         if spot:
             return min((price for price, _ in spot_prices(make("ec2", region), instance)), default=None)
         return _on_demand(make("pricing", PRICING_REGION), instance, region)
     except ClientError as error:
-        raise UserError(f"benchmark.price_source=aws: AWS refuses: {error}") from error
+        raise UserError(f"study.price_source=aws: AWS refuses: {error}") from error
     except BotoCoreError as error:
         raise NotReachable(
-            f"benchmark.price_source=aws: {error}; benchmark.prices gives prices without asking anybody"
+            f"study.price_source=aws: {error}; study.prices gives prices without asking anybody"
         ) from error
 
 

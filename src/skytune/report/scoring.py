@@ -130,7 +130,7 @@ def score(
 
 def origin_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return where a run was asked for, as its job file says it; empty where it does not."""
-    file = Path(result.get("run_folder") or ".") / "job.json"
+    file = JobDir(Path(result.get("run_folder") or ".")).file
     try:
         found = read_json(file).get("origin")
     except (OSError, UserError, ValueError):

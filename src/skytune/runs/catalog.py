@@ -56,7 +56,7 @@ class RunRecord:
     @property
     def created(self) -> datetime:
         """When the job was written, in local time."""
-        file = self.folder / "job.json"
+        file = JobDir(self.folder).file
         return datetime.fromtimestamp((file if file.is_file() else self.folder).stat().st_mtime)
 
     @property
@@ -237,9 +237,7 @@ def is_held(folder: Path) -> bool:
 
 def _is_run(path: Path) -> bool:
     return (
-        path.is_dir()
-        and not path.name.startswith(".")
-        and ((path / "job.json").is_file() or (path / ".lock").is_file())
+        path.is_dir() and not path.name.startswith(".") and (JobDir(path).file.is_file() or (path / ".lock").is_file())
     )
 
 

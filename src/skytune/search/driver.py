@@ -30,7 +30,7 @@ from ..job import JobDir, read_json
 from ..launch import Launcher, LocalLauncher, train
 from ..launch.gpus import device_here, processes_wanted, threads_each, visible_gpus
 from ..launch.local import environment
-from ..launch.run_job import Outcome
+from ..launch.run_job import JobResult
 from ..launch.signals import Stopping
 from ..launch.warm import WarmWorkers
 from ..pricing.cost import Attempt, Cost, dollars
@@ -44,8 +44,8 @@ from ..study.table import SPLIT, done_row, ended_row
 from ..tasks import Scoring
 from ..training.outputs import load_predictions
 from .ladder import Ladder, best, ladder_of, promotable
-from .proposer import Proposer, Told, check_sampler
-from .record import DONE, FAILED, PAUSED, Record, Trial, score_at, search_store
+from .proposer import Proposer, StopRequested, check_sampler
+from .record import DONE, FAILED, PAUSED, SearchTable, Trial, score_at, search_store
 from .space import REPETITIONS, SEED, Space, space_of, told
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Search:
         self.sampler = sampler_of(config, self.space, self.trials)
         check_sampler(self.space, self.sampler)
         self.metric, self.maximize = metric_of(config)
-        self.record = Record(store, self.space)
+        self.record = SearchTable(store, self.space)
         self.launcher = launcher
         self.price = Price(config.compute.usd_per_hour, "compute.usd_per_hour")
         self._begun = False
@@ -193,8 +193,8 @@ class Search:
     def _proposer(self) -> Proposer:
         return Proposer(self.space, self.sampler, self.record.planned, self.config.seed, maximize=self.maximize)
 
-    def _told(self, trial: Trial) -> Told:
-        return Told(trial.setting, self.record.score(trial, 0))
+    def _told(self, trial: Trial) -> StopRequested:
+        return StopRequested(trial.setting, self.record.score(trial, 0))
 
     def _start(self, trial: Trial, rung: int) -> None:
         """Have every cell of a trial train up to a rung, unless it has."""
@@ -383,7 +383,7 @@ class TrialRunner(CellRunner):
         """See `CellRunner`: a share of this machine."""
         return self.slots.take()
 
-    def train(self, planned: Planned, config: RunConfig, prepared: Any, launcher: Launcher) -> Outcome:
+    def train(self, planned: Planned, config: RunConfig, prepared: Any, launcher: Launcher) -> JobResult:
         """See `CellRunner`: with all splits, as an ordinary run has them, so that it is the same run."""
         assert isinstance(planned, Leg)
         evaluation = {SPLIT: prepared.validation, **prepared.sets, "test": prepared.test}
@@ -398,7 +398,7 @@ class TrialRunner(CellRunner):
             stop_at_step=planned.stop_at(steps_of(config, len(prepared.train))),
         )
 
-    def row_of(self, planned: Planned, outcome: Outcome, attempts: list[Attempt]) -> dict[str, Any]:
+    def row_of(self, planned: Planned, outcome: JobResult, attempts: list[Attempt]) -> dict[str, Any]:
         """See `CellRunner`: with the scores by rung."""
         assert isinstance(planned, Leg)
         cell, result, search = planned.cell, outcome.result, self.search

@@ -43,7 +43,7 @@ class Trial:
     cells: list[Cell]
 
 
-class Record:
+class SearchTable:
     """The table of one search."""
 
     def __init__(self, store: ResultsStore, space: Space) -> None:

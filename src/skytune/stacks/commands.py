@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from ..aws import skypilot
 from ..config import UserError
 from . import environment, files
-from .options import CLOUD, Asked, described, names_of, settings_of
+from .options import CLOUD, StackOptions, described, names_of, settings_of
 
 if TYPE_CHECKING:
     from ..aws.names import Names
     from .registry import Registered
 
 
-def register(asked: Asked) -> int:
+def register(asked: StackOptions) -> int:
     """Make what is missing on AWS, and the stack in ZenML; a second time it changes nothing."""
     from ..aws import account as accounts
     from ..aws import names, stack
@@ -47,7 +47,7 @@ def register(asked: Asked) -> int:
     return 0
 
 
-def show_all(asked: Asked) -> int:
+def show_all(asked: StackOptions) -> int:
     """List the stacks that were registered here, and the files of those that could be."""
     client = environment.connect()
     from . import registry as registered
@@ -65,7 +65,7 @@ def show_all(asked: Asked) -> int:
     return 0
 
 
-def destroy(asked: Asked, *, yes: bool, delete_data: bool) -> int:
+def destroy(asked: StackOptions, *, yes: bool, delete_data: bool) -> int:
     """Take a stack away, on AWS and in ZenML; what was not made for it stays."""
     from ..aws import account as accounts
     from ..aws import names, stack
@@ -93,7 +93,7 @@ def destroy(asked: Asked, *, yes: bool, delete_data: bool) -> int:
     return 0
 
 
-def policy(asked: Asked, *, setup: bool) -> int:
+def policy(asked: StackOptions, *, setup: bool) -> int:
     """Print the IAM policy that a person needs, as JSON."""
     from ..aws import account as accounts
     from ..aws import names, policies
@@ -124,7 +124,7 @@ def _refuse_moving(stack: "Registered", own: "Names") -> None:
             )
 
 
-def _next(asked: Asked, names: "Names", file: files.StackFile) -> str:
+def _next(asked: StackOptions, names: "Names", file: files.StackFile) -> str:
     machine = "" if file.compute else " compute=4xa10g"
     return "\n".join(
         [

@@ -16,7 +16,7 @@ CLOUD = "aws"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class StackOptions:
     """The words of a command; None where nothing was said."""
 
     name: str
@@ -40,7 +40,7 @@ class Asked:
         return found
 
 
-def settings_of(asked: Asked, file: files.StackFile) -> dict[str, Any]:
+def settings_of(asked: StackOptions, file: files.StackFile) -> dict[str, Any]:
     """Return what the step operator is registered with, apart from the place.
 
     Raises:

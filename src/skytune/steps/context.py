@@ -15,7 +15,7 @@ EXTRA = "config"
 """Key of the whole configuration in a step's `extra` (which ZenML's cache does not look at)."""
 
 
-def whole_config() -> RunConfig:
+def run_config() -> RunConfig:
     """Return the configuration of the run that this step belongs to."""
     return RunConfig.parse(get_step_context().step_run.config.extra[EXTRA])
 

@@ -11,7 +11,7 @@ from ..report.scoring import score, write_beside, write_report
 from ..report.training_rows import rows_trained_on
 from ..tasks import Shown, find, resolved
 from ..tasks.metrics import check
-from .context import named_sets, started, stored_tokenizer, whole_config
+from .context import named_sets, run_config, started, stored_tokenizer
 from .types import Dataset, Datasets, Predictions, Texts, TokenizerFiles
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def evaluate_model(
     from ..launch import class_names, predict, read_predictions
 
     log.info("evaluate_model: scoring")
-    config = resolved(whole_config(), test_dataset.features)
+    config = resolved(run_config(), test_dataset.features)
     splits = {**named_sets(validation_dataset), "test": test_dataset}
     files = stored_tokenizer(tokenizer)
     report = training_report or {}

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from zenml import log_metadata, step
 
-from .context import whole_config
+from .context import run_config
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +16,6 @@ def predict_files(checkpoint: str, files: dict[str, Any]) -> Annotated[dict[str,
     from ..launch.predict_files import predict_files as predict
 
     log.info("predict_files: starting the worker processes")
-    found = predict(whole_config(), checkpoint)
+    found = predict(run_config(), checkpoint)
     log_metadata({key: value for key, value in found.items() if isinstance(value, (int, float, str))})
     return found

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from zenml import log_metadata, step
 from zenml.types import HTMLString
 
-from .context import whole_config
+from .context import run_config
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ def run_search(search: dict[str, Any]) -> Annotated[Any, "trials"]:
     """Run the trials that have no result yet, or take results as they are; `search` is there to be seen."""
     from ..search.results import in_numbers, results
 
-    config = whole_config()
+    config = run_config()
     table = results(config)
     log_metadata(in_numbers(config))
     return table
@@ -28,4 +28,4 @@ def draw_search(trials: Any) -> Annotated[HTMLString, "page"]:
     from ..search import draw
 
     log.info("draw_search: drawing %d cells", len(trials))
-    return HTMLString(draw(whole_config(), trials))
+    return HTMLString(draw(run_config(), trials))

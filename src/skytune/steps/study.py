@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from zenml import log_metadata, step
 from zenml.types import HTMLString
 
-from .context import whole_config
+from .context import run_config
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ def run_experiment(design: dict[str, Any]) -> Annotated[Any, "results"]:
     from ..study.results import in_numbers, results
     from ..study.runner import launcher_of
 
-    table = results(whole_config(), partial(launcher_of, store=store_of(Client())))
+    table = results(run_config(), partial(launcher_of, store=store_of(Client())))
     log_metadata(in_numbers(table))
     return table
 
@@ -32,4 +32,4 @@ def draw_results(results: Any) -> Annotated[HTMLString, "page"]:
     from ..study import draw
 
     log.info("draw_results: drawing %d cells", len(results))
-    return HTMLString(draw(whole_config(), results))
+    return HTMLString(draw(run_config(), results))

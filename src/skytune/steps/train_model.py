@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from zenml import log_metadata, step
 
 from ..materializers import ModelFolder
-from .context import input_metadata, named_sets, started, stored_tokenizer, whole_config
+from .context import input_metadata, named_sets, run_config, started, stored_tokenizer
 from .types import Dataset, DatasetDict, Datasets, TokenizerFiles
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def train_model(
 
     log.info("train_model: starting the worker processes")
     sets = named_sets(validation_dataset)
-    config = whole_config()
+    config = run_config()
     # A step operator says where the workers run; without one, here.
     launcher = SkyPilotLauncher.of_environment()
     if launcher is not None:

@@ -14,7 +14,7 @@ from ..data import Prepared
 from ..distributed.preemption import FLAG_FILE
 from ..job import JobDir
 from ..launch import Launcher, SkyPilotLauncher
-from ..launch.run_job import Outcome
+from ..launch.run_job import JobResult
 from ..pricing.cost import Attempt, Cost
 from .dataset_cache import DATA, MODEL, Splits, model_print, too_few
 from .plan import LEAST_S, Planned
@@ -195,11 +195,11 @@ class CellRunner:
         """Return what runs the workers of a cell, to be entered for that time."""
         raise NotImplementedError
 
-    def train(self, planned: Planned, config: RunConfig, prepared: Prepared, launcher: Launcher) -> Outcome:
+    def train(self, planned: Planned, config: RunConfig, prepared: Prepared, launcher: Launcher) -> JobResult:
         """Train a cell."""
         raise NotImplementedError
 
-    def row_of(self, planned: Planned, outcome: Outcome, attempts: list[Attempt]) -> dict[str, Any]:
+    def row_of(self, planned: Planned, outcome: JobResult, attempts: list[Attempt]) -> dict[str, Any]:
         """Return the row of a cell that has ended well."""
         return done_row(self.name, planned.cell, outcome.job, outcome.result, attempts)
 

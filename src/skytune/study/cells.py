@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import BenchmarkConfig, ConfigError, Held, Pipeline, RunConfig, SearchConfig, to_dict
+from ..config import ConfigError, Held, Pipeline, RunConfig, SearchConfig, StudyConfig, to_dict
 from ..config.help import field_type
 from ..launch.gpus import processes_wanted
 from ..launch.run_dir import slug
@@ -25,7 +25,7 @@ KEYS = {
     "batch": "batch.global_size",
     "lr": "optimizer.lr",
     "scale_lr": "schedule.scale_lr",
-    "fast": "compute.fast",
+    "packed": "compute.packed",
 }
 """The key that a factor sets; other factors are keys themselves."""
 
@@ -35,7 +35,7 @@ Level = tuple[Any, dict[str, Any]]
 """Label, and the keys that it sets."""
 
 
-def levels_of(design: BenchmarkConfig) -> list[list[Level]]:
+def levels_of(design: StudyConfig) -> list[list[Level]]:
     """Return the levels of every factor, in the order of the design.
 
     Raises:
@@ -47,13 +47,13 @@ def levels_of(design: BenchmarkConfig) -> list[list[Level]]:
         labels = [label for label, _ in levels]
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice is not None:
-            raise ConfigError(f"benchmark.factors.{name}: the level {twice} is there twice")
+            raise ConfigError(f"study.factors.{name}: the level {twice} is there twice")
     _check_keys(design, factors)
     _check_exclude(design, factors)
     return factors
 
 
-def excluded(design: BenchmarkConfig, levels: Mapping[str, Any]) -> bool:
+def excluded(design: StudyConfig, levels: Mapping[str, Any]) -> bool:
     """Return whether the design leaves a combination of levels (label by factor, and `seed`) out."""
 
     def fits(level: Any, wanted: Any) -> bool:
@@ -62,18 +62,18 @@ def excluded(design: BenchmarkConfig, levels: Mapping[str, Any]) -> bool:
     return any(all(fits(levels[name], wanted) for name, wanted in entry.items()) for entry in design.exclude)
 
 
-def _check_keys(design: BenchmarkConfig, factors: Sequence[Sequence[Level]]) -> None:
+def _check_keys(design: StudyConfig, factors: Sequence[Sequence[Level]]) -> None:
     """Refuse keys that something else sets, too: one of the two would be ignored without a word."""
     owner: dict[str, str] = {}
     for name, levels in zip(design.factors, factors, strict=True):
         for key in {key for _, keys in levels for key in keys}:
             if key == "seed":
-                raise ConfigError(f"benchmark.factors.{name}: benchmark.seeds lists the seeds of every cell")
+                raise ConfigError(f"study.factors.{name}: study.seeds lists the seeds of every cell")
             if owner.setdefault(key, name) != name:
-                raise ConfigError(f"benchmark.factors: '{owner[key]}' and '{name}' both set {key}; keep one of them")
+                raise ConfigError(f"study.factors: '{owner[key]}' and '{name}' both set {key}; keep one of them")
 
 
-def _check_exclude(design: BenchmarkConfig, factors: Sequence[Sequence[Level]]) -> None:
+def _check_exclude(design: StudyConfig, factors: Sequence[Sequence[Level]]) -> None:
     """Refuse to exclude what there is not: a slip of the pen would leave the combination in, and pay for it."""
     there = {name: [label for label, _ in levels] for name, levels in zip(design.factors, factors, strict=True)}
     there["seed"] = list(design.seeds)
@@ -82,7 +82,7 @@ def _check_exclude(design: BenchmarkConfig, factors: Sequence[Sequence[Level]]) 
             for one in wanted if isinstance(wanted, list) else [wanted]:
                 if not any(_is(label, one) for label in there[name]):
                     levels = ", ".join(str(label) for label in there[name])
-                    raise ConfigError(f"benchmark.exclude: {name} has no level {one} ({levels})")
+                    raise ConfigError(f"study.exclude: {name} has no level {one} ({levels})")
 
 
 def _is(label: Any, wanted: Any) -> bool:
@@ -99,15 +99,13 @@ def _level(factor: str, level: Any) -> tuple[Any, dict[str, Any]]:
     if factor == COMPUTE:
         return str(level), {COMPUTE: level}
     if isinstance(level, list):
-        raise ConfigError(f"benchmark.factors.{factor}: a level is a value or a group of keys, not a list: {level}")
+        raise ConfigError(f"study.factors.{factor}: a level is a value or a group of keys, not a list: {level}")
     key, number = KEYS.get(factor, factor), _number(level)
     try:
         field_type(key)
     except ConfigError as error:
         allowed = ", ".join([COMPUTE, *KEYS])
-        raise ConfigError(
-            f"benchmark.factors.{factor}: no such factor: {error}; factors are {allowed}, or keys"
-        ) from error
+        raise ConfigError(f"study.factors.{factor}: no such factor: {error}; factors are {allowed}, or keys") from error
     return ("all" if level is None else number), {key: number}
 
 
@@ -117,7 +115,7 @@ def _number(level: Any) -> Any:
     return round(float(short[1]) * {"k": 1e3, "M": 1e6}[short[2]]) if short else level
 
 
-ASIDE = ("name", "pipeline", "cache", "plugins", "log", "tracker", "upload", "resume", "benchmark", "search", "debug")
+ASIDE = ("name", "pipeline", "cache", "plugins", "log", "tracker", "upload", "resume", "study", "search", "debug")
 """Keys of the configuration that do not make another cell."""
 
 DECIDES = ("select", "metric", "mode")
@@ -189,17 +187,17 @@ class Cell:
 
 
 def cells_of(config: RunConfig) -> list[Cell]:
-    """Return the cells of `config.benchmark`, in the order of the design, seeds last.
+    """Return the cells of `config.study`, in the order of the design, seeds last.
 
     Raises:
         ConfigError: a factor, level or instance that there is not; a combination that no run could have; no cell left.
     """
-    design = config.benchmark
+    design = config.study
     found: dict[str, Cell] = {}
     hashes: dict[str, Cell] = {}
     factors = levels_of(design)
     if len(design.seeds) * math.prod(map(len, factors)) > 10 * MOST:
-        raise ConfigError(f"benchmark.factors: more than {MOST} cells; take fewer levels")
+        raise ConfigError(f"study.factors: more than {MOST} cells; take fewer levels")
     for combination in itertools.product(*factors):
         chosen = dict(zip(design.factors, (label for label, _ in combination), strict=True))
         keys = [keys for _, keys in combination]
@@ -209,18 +207,18 @@ def cells_of(config: RunConfig) -> list[Cell]:
                 same = hashes.setdefault(cell.id, cell)
                 if same is not cell:
                     raise ConfigError(
-                        f"benchmark.factors: '{cell.label}' and '{same.label}' are the same training; leave one out"
+                        f"study.factors: '{cell.label}' and '{same.label}' are the same training; leave one out"
                     )
                 found[cell.name] = cell
     if not found:
-        raise ConfigError("benchmark.exclude leaves no cell of the design")
+        raise ConfigError("study.exclude leaves no cell of the design")
     if len(found) > MOST:
-        raise ConfigError(f"benchmark.factors: {len(found)} cells, more than {MOST}; take fewer levels")
+        raise ConfigError(f"study.factors: {len(found)} cells, more than {MOST}; take fewer levels")
     return list(found.values())
 
 
 def make_cell(
-    base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], seed: int, of: str = "benchmark, cell"
+    base: RunConfig, labels: dict[str, Any], keys: list[dict[str, Any]], seed: int, of: str = "study, cell"
 ) -> Cell:
     """Return the cell of a combination of levels.
 
@@ -233,8 +231,8 @@ def make_cell(
     Raises:
         ConfigError: no run could have this combination.
     """
-    design = base.benchmark
-    plain = replace(base, benchmark=BenchmarkConfig(), search=SearchConfig(), pipeline=Pipeline.training)
+    design = base.study
+    plain = replace(base, study=StudyConfig(), search=SearchConfig(), pipeline=Pipeline.training)
     values = to_dict(plain)
     merged = {key: value for group in keys for key, value in group.items()}
     machine = machine_of(merged.pop(COMPUTE, LOCAL), design.machines)
@@ -274,7 +272,7 @@ def make_cell(
 def _held(config: RunConfig, held: Held, devices: int) -> RunConfig:
     """Return the configuration with what is held constant seen to."""
     if held is Held.steps and not config.max_steps:
-        raise ConfigError("benchmark.held=steps needs max_steps")
+        raise ConfigError("study.held=steps needs max_steps")
     if held is Held.per_device_batch and devices > 1:
         batch = config.batch
         return replace(config, batch=replace(batch, global_size=batch.global_size * devices))
@@ -293,7 +291,7 @@ def _on(config: RunConfig, machine: Machine) -> RunConfig:
     return replace(config, compute=compute)
 
 
-def put(values: dict[str, Any], key: str, value: Any, of: str = "benchmark.factors") -> None:
+def put(values: dict[str, Any], key: str, value: Any, of: str = "study.factors") -> None:
     """Set a dotted key in plain values of a configuration.
 
     Raises:

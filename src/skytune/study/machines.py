@@ -65,7 +65,7 @@ def machine_of(level: Any, own: dict[str, Any]) -> Machine:
 
     Args:
         level: `local`, `g5.xlarge`, `p4d.24xlarge x 2` (two nodes), `g5.xlarge spot`.
-        own: instances beside those known here, as `benchmark.machines` has them.
+        own: instances beside those known here, as `study.machines` has them.
 
     Raises:
         ConfigError: there is no such instance, or it cannot be had in this way.
@@ -74,12 +74,12 @@ def machine_of(level: Any, own: dict[str, Any]) -> Machine:
     name = found["name"] if found else str(level)
     if name == LOCAL:
         if found is not None and (found["nodes"] or found["spot"]):
-            raise ConfigError(f"benchmark.factors.compute={level}: local is this one machine, on no spot market")
+            raise ConfigError(f"study.factors.compute={level}: local is this one machine, on no spot market")
         return Machine(LOCAL, "", 0)
     if name in own:
         entry = own[name]
         if not (isinstance(entry, dict) and isinstance(entry.get("devices"), int) and entry["devices"] > 0):
-            raise ConfigError(f"benchmark.machines.{name}={entry}: needs devices (a number) and accelerator (a name)")
+            raise ConfigError(f"study.machines.{name}={entry}: needs devices (a number) and accelerator (a name)")
         accelerator, devices = str(entry.get("accelerator", name)), entry["devices"]
     elif name in INSTANCES and found is not None:
         accelerator, devices = INSTANCES[name]
@@ -87,10 +87,10 @@ def machine_of(level: Any, own: dict[str, Any]) -> Machine:
         close = difflib.get_close_matches(name, [*INSTANCES, *own, LOCAL], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(
-            f"benchmark.factors.compute={level}: unknown instance '{name}': {hint}"
-            f"'benchmark.machines={{{name}: {{accelerator: NAME, devices: NUMBER}}}}' adds one"
+            f"study.factors.compute={level}: unknown instance '{name}': {hint}"
+            f"'study.machines={{{name}: {{accelerator: NAME, devices: NUMBER}}}}' adds one"
         )
     nodes = int(found["nodes"] or 1) if found else 1
     if nodes < 1:
-        raise ConfigError(f"benchmark.factors.compute={level}: at least one node")
+        raise ConfigError(f"study.factors.compute={level}: at least one node")
     return Machine(name, accelerator, devices, nodes, bool(found and found["spot"]))

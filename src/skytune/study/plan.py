@@ -97,17 +97,17 @@ class Plan:
             ConfigError: no budget for machines that are paid for, no price to hold a budget by, or not enough of it;
                 cells that would share the time of this machine, each paying for all of it.
         """
-        ceiling, parallel = self.config.benchmark.max_usd, self.config.benchmark.parallel
+        ceiling, parallel = self.config.study.max_usd, self.config.study.parallel
         shared = [one for one in self.todo if one.cell.machine.local and one.price.usd_per_hour is not None]
         if parallel > 1 and len(shared) > 1:
             raise ConfigError(
-                f"benchmark.parallel={parallel}: cells that share this machine would each pay for all of it; use "
-                "benchmark.parallel=1, or give this machine no price"
+                f"study.parallel={parallel}: cells that share this machine would each pay for all of it; use "
+                "study.parallel=1, or give this machine no price"
             )
         paid = next((planned.cell for planned in self.todo if not planned.cell.machine.local), None)
         if ceiling is None:
             if paid is not None:
-                raise ConfigError(f"benchmark.max_usd: {paid.machine} is paid for; say how much all cells may cost")
+                raise ConfigError(f"study.max_usd: {paid.machine} is paid for; say how much all cells may cost")
             return
         alone = all(planned.cell.machine.local for planned in self.todo)
         least = min((planned.usd(LEAST_S) or 0.0 for planned in self.todo), default=0.0)
@@ -115,14 +115,14 @@ class Plan:
             # A machine that is there anyway spends nothing of what rented ones may cost.
             if planned.price.usd_per_hour is None and (alone or not planned.cell.machine.local):
                 machine = planned.cell.machine
-                way = "compute.usd_per_hour or " if machine.local else "benchmark.price_source=skypilot|aws or "
+                way = "compute.usd_per_hour or " if machine.local else "study.price_source=skypilot|aws or "
                 raise ConfigError(
-                    f"benchmark.max_usd={ceiling:g} cannot be kept: no price is known for '{machine.priced}'; give "
-                    f"{way}'benchmark.prices={{{machine.priced}: USD}}'"
+                    f"study.max_usd={ceiling:g} cannot be kept: no price is known for '{machine.priced}'; give "
+                    f"{way}'study.prices={{{machine.priced}: USD}}'"
                 )
         if least and self.spent + least > ceiling:  # 0: nothing is left to run, or something costs nothing
             raise ConfigError(
-                f"benchmark.max_usd={ceiling:g}: no cell can begin: {dollars(self.spent)} are spent, and a minute of "
+                f"study.max_usd={ceiling:g}: no cell can begin: {dollars(self.spent)} are spent, and a minute of "
                 f"the cheapest machine costs {dollars(least)}; allow more"
             )
         expected = self.total("seconds") or 0.0
@@ -130,17 +130,17 @@ class Plan:
             low, high = self.total("low") or 0.0, self.total("high") or 0.0
             spent = f", {dollars(self.spent)} are spent" if self.spent else ""
             raise ConfigError(
-                f"benchmark.max_usd={ceiling:g}: the {len(self.todo)} cells to run are expected to cost "
+                f"study.max_usd={ceiling:g}: the {len(self.todo)} cells to run are expected to cost "
                 f"{dollars(expected)} ({dollars(low)} to {dollars(high)}){spent}: take fewer cells, or allow more"
             )
 
 
 def make_plan(config: RunConfig, store: ResultsStore | None = None, prices: Prices | None = None) -> Plan:
-    """Return the plan of `config.benchmark`.
+    """Return the plan of `config.study`.
 
     Args:
         store: results so far; those under the experiment's own name if not given.
-        prices: what a machine costs; asked as `benchmark.price_source` says if not given, once a machine.
+        prices: what a machine costs; asked as `study.price_source` says if not given, once a machine.
 
     Raises:
         ConfigError: a bad design.
@@ -158,7 +158,7 @@ def make_plan(config: RunConfig, store: ResultsStore | None = None, prices: Pric
         if machine.priced not in known:
             known[machine.priced] = (prices or asked(config))(machine)
         row = rows.get(cell.name)
-        if row is not None and row.get("status") == "failed" and config.benchmark.retry_failed:
+        if row is not None and row.get("status") == "failed" and config.study.retry_failed:
             row = {**row, "status": "stopped"}
         forecast, price = _forecast(config, cell, row, models, name), known[machine.priced]
         planned.append(Planned(cell, price, forecast, row, _spent(store, cell, price, row)))
@@ -166,8 +166,8 @@ def make_plan(config: RunConfig, store: ResultsStore | None = None, prices: Pric
 
 
 def experiment_name(config: RunConfig) -> str:
-    """Return the name of the experiment: `benchmark.name`, else the run's, else `study`."""
-    return config.benchmark.name or config.name or "experiment"
+    """Return the name of the experiment: `study.name`, else the run's, else `study`."""
+    return config.study.name or config.name or "experiment"
 
 
 def _spent(store: ResultsStore, cell: Cell, price: Price, row: Mapping[str, Any] | None) -> float:
@@ -178,7 +178,7 @@ def _spent(store: ResultsStore, cell: Cell, price: Price, row: Mapping[str, Any]
 
 def asked(config: RunConfig) -> Prices:
     """Return what looks prices up as the design says."""
-    return lambda machine: price_of(machine.instance, machine.spot, config.benchmark, config.compute.usd_per_hour)
+    return lambda machine: price_of(machine.instance, machine.spot, config.study, config.compute.usd_per_hour)
 
 
 def _planned_row(name: str, cell: Cell) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _forecast(
     if fit is not None and fit.usable and cell.samples and cell.steps:
         guess = fit.predict(planned)
         return Forecast(guess.seconds, guess.low, guess.high, "fit")
-    design = config.benchmark
+    design = config.study
     rate = design.assume_samples_per_s.get(cell.machine.accelerator or cell.config.compute.device.value)
     if rate is None or not cell.samples:
         return Forecast()
@@ -233,11 +233,11 @@ def plan_text(plan: Plan) -> str:
     low, high = plan.total("low"), plan.total("high")
     usd = f"{dollars(low)} to {dollars(high)}" if low is not None else f"{MISSING} (no price or no time known)"
     expected = f"{duration(sum(seconds)) if seconds else MISSING} one after the other{open_}; {usd}"
-    ceiling = plan.config.benchmark.max_usd
+    ceiling = plan.config.study.max_usd
     return "\n".join(
         [
             f"experiment {plan.name}: {len(plan.cells)} cells, {len(plan.todo)} to run; "
-            f"constant: {plan.config.benchmark.held.value}",
+            f"constant: {plan.config.study.held.value}",
             "",
             *table,
             "",

@@ -33,7 +33,7 @@ def build_experiment_page(
 
     Args:
         rows: of the table (plain dicts).
-        design: `benchmark` of the configuration, as plain values.
+        design: `study` of the configuration, as plain values.
         planned: rows of the design's cells with `samples` and `steps`, for the cells that did not run.
         note: something to say about all of it (where it ran).
     """

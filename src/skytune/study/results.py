@@ -39,7 +39,7 @@ def results(config: RunConfig, launchers: Launchers | None = None) -> "pd.DataFr
     Raises:
         UserError: see `run_experiment` and `adopt`; nothing is there to be drawn.
     """
-    design = config.benchmark
+    design = config.study
     if design.adopt:
         row = adopt(config)
         log.info("adopted %s as the result of cell %s", row["job"], row["cell"])
@@ -47,9 +47,7 @@ def results(config: RunConfig, launchers: Launchers | None = None) -> "pd.DataFr
         plan = make_plan(config, prices=_free)
         rows = stored_rows(plan, ResultsStore(plan.name))
         if not rows:
-            raise UserError(
-                f"benchmark.report_only: no cell of this design has a result in {ResultsStore(plan.name).path}"
-            )
+            raise UserError(f"study.report_only: no cell of this design has a result in {ResultsStore(plan.name).path}")
     else:
         rows = run_experiment(config, launchers)
     return frame(rows)
@@ -64,7 +62,7 @@ def draw(config: RunConfig, table: "pd.DataFrame") -> str:
     name = experiment_name(config)
     folder = ResultsStore(name).path
     planned = make_plan(config, prices=_free).planned_rows()
-    design = config.benchmark
+    design = config.study
     write_table(table, folder)  # first: what was measured is worth more than how it looks
     page = build_experiment_page(
         name=name, rows=records(table), design=to_dict(design), planned=planned, note=design.note
@@ -95,7 +93,7 @@ def summary(config: RunConfig, table: "pd.DataFrame") -> str:
     ended = [row for row in rows if row["status"] != "done"]
     reasons = [f"  {row['cell']}: {row['reason']}" for row in ended]
     if any(row["status"] == "failed" for row in ended):
-        reasons.append("  benchmark.retry_failed=true runs the failed ones again")
+        reasons.append("  study.retry_failed=true runs the failed ones again")
     usd, unknown = spent_in_all(rows)
     left_out = f" ({counted(unknown, 'cell')} without a known price not counted)" if unknown else ""
     total = f"{MISSING} (no price known)" if usd is None else dollars(usd) + left_out
@@ -110,24 +108,24 @@ def _free(_: object) -> Price:
 
 
 def adopt(config: RunConfig) -> dict[str, Any]:
-    """Take in what `benchmark.adopt=CELL:JOB` names; return its row, marked as adopted.
+    """Take in what `study.adopt=CELL:JOB` names; return its row, marked as adopted.
 
     Raises:
-        UserError: no such cell, one that this benchmark has run itself, no finished job there, or a job that trained or
+        UserError: no such cell, one that this study has run itself, no finished job there, or a job that trained or
             scored something else than the cell.
     """
-    said, _, place = config.benchmark.adopt.partition(":")
+    said, _, place = config.study.adopt.partition(":")
     plan = make_plan(config)
     planned = next((one for one in plan.cells if said in (one.cell.name, one.cell.id)), None)
     if planned is None:
         names = ", ".join(one.cell.id for one in plan.cells[:5])
-        raise UserError(f"benchmark.adopt={said}: no such cell; benchmark.dry_run=true lists them ({names}, ...)")
+        raise UserError(f"study.adopt={said}: no such cell; study.dry_run=true lists them ({names}, ...)")
     if planned.row is not None and planned.row.get("status") == "done" and planned.row.get("origin") == "run":
-        raise UserError(f"benchmark.adopt={said}: this cell has been run by the benchmark; its row stays")
+        raise UserError(f"study.adopt={said}: this cell has been run by the study; its row stays")
     job = JobDir(Path(place).expanduser())
     result = job.read_result()
     if result is None or result.get("status") != "completed":
-        raise UserError(f"benchmark.adopt: {job.root} holds no finished job (outputs/result.json)")
+        raise UserError(f"study.adopt: {job.root} holds no finished job (outputs/result.json)")
     _compare(planned.cell, job, result)
     fingerprint = _compare_rows(config, planned.cell, job)
     row = {**done_row(plan.name, planned.cell, job, result, _attempts(planned, job, result)), "origin": "adopted"}
@@ -154,7 +152,7 @@ def _compare(cell: Cell, job: JobDir, result: dict[str, Any]) -> None:
         other.append(f"it ran on {device}, the cell's {cell.machine.instance} has {cell.machine.accelerator}")
     if other:
         more = f" (and {len(other) - 3} more)" if len(other) > 3 else ""
-        raise UserError(f"benchmark.adopt: {job.root} is not cell {cell.name}: {'; '.join(other[:3])}{more}")
+        raise UserError(f"study.adopt: {job.root} is not cell {cell.name}: {'; '.join(other[:3])}{more}")
 
 
 def _is_of(device: str, accelerator: str) -> bool:
@@ -174,7 +172,7 @@ def _compare_rows(config: RunConfig, cell: Cell, job: JobDir) -> str:
     by_hand = {**trained, **found.sets, "test": found.test}
     if job.job.fingerprints.get("data") not in (data_hash(by_hand), data_hash(trained)):
         raise UserError(
-            f"benchmark.adopt: {job.root} has other rows than the cells of this experiment, whose data are cut by seed "
+            f"study.adopt: {job.root} has other rows than the cells of this experiment, whose data are cut by seed "
             f"{config.seed}: run the job with data.seed={config.seed}"
         )
     return found.fingerprint

@@ -1,4 +1,4 @@
-"""Runs the cells of an experiment: at most `benchmark.parallel` at once, each in a job directory of its own, each
+"""Runs the cells of an experiment: at most `study.parallel` at once, each in a job directory of its own, each
 written down as soon as it has ended. What is finished is never run again; what was killed goes on from its
 checkpoint."""
 
@@ -17,7 +17,7 @@ from ..config import Preempted, RunConfig
 from ..config.folders import home
 from ..data import Prepared
 from ..launch import Launcher, LocalLauncher, SkyPilotLauncher, train
-from ..launch.run_job import Outcome
+from ..launch.run_job import JobResult
 from ..launch.signals import Stopping
 from ..launch.skypilot import STORE
 from ..launch.skypilot.messages import require
@@ -65,7 +65,7 @@ def run_experiment(
             len(plan.cells),
             store.path,
         )
-        with Watch(store, config.benchmark.max_usd, plan.spent) as watch:
+        with Watch(store, config.study.max_usd, plan.spent) as watch:
             Runner(plan, store, watch, find).run()
     return stored_rows(plan, store)
 
@@ -96,7 +96,7 @@ class Runner(CellRunner):
     """The cells of a plan that have to be run."""
 
     def __init__(self, plan: Plan, store: ResultsStore, watch: Watch, launchers: Launchers) -> None:
-        splits = Splits(plan.config.seed, keep=2 + plan.config.benchmark.parallel)
+        splits = Splits(plan.config.seed, keep=2 + plan.config.study.parallel)
         super().__init__(plan.name, store, watch, splits, alike([planned.cell for planned in plan.cells]))
         self.plan, self.launchers = plan, launchers
         self._lock = Lock()
@@ -104,7 +104,7 @@ class Runner(CellRunner):
 
     def run(self) -> None:
         """Run all cells that have to be run."""
-        todo, parallel = self.plan.todo, self.plan.config.benchmark.parallel
+        todo, parallel = self.plan.todo, self.plan.config.study.parallel
         if parallel == 1:  # in this very thread, where signals arrive
             Stopping.last = None
             for planned in todo:
@@ -131,7 +131,7 @@ class Runner(CellRunner):
         """See `CellRunner`."""
         return nullcontext(self.launchers(planned.cell.machine))
 
-    def train(self, planned: Planned, config: RunConfig, prepared: Prepared, launcher: Launcher) -> Outcome:
+    def train(self, planned: Planned, config: RunConfig, prepared: Prepared, launcher: Launcher) -> JobResult:
         """See `CellRunner`."""
         named = replace(config, name=f"{self.plan.name}-{planned.cell.id}")
         return train(named, prepared.train, {SPLIT: prepared.validation}, prepared.tokenizer, launcher=launcher)
@@ -140,7 +140,7 @@ class Runner(CellRunner):
         """Run a cell and write its row."""
         row = self.run_cell(planned)
         self._write(planned, row)
-        if row["status"] == "done" and not self.plan.config.benchmark.keep_models:
+        if row["status"] == "done" and not self.plan.config.study.keep_models:
             for weights in (home() / row["job"]).glob("outputs/model/*.safetensors"):
                 weights.unlink()
 

@@ -30,7 +30,7 @@ FINISHED = ("done", "failed")
 class ResultsStore:
     """One experiment's folder."""
 
-    def __init__(self, name: str, folder: str = "benchmarks", key: str = "benchmark.name") -> None:
+    def __init__(self, name: str, folder: str = "benchmarks", key: str = "study.name") -> None:
         self.path = home() / folder / slug(name)
         self._key = key
 

@@ -244,7 +244,7 @@ def _data_name(data: DataConfig) -> str:
 
 
 def _rows_of(job: JobDir, asked: int | None) -> int | None:
-    sizes = read_json(job.root / "job.json").get("sizes") if (job.root / "job.json").is_file() else None
+    sizes = read_json(job.file).get("sizes") if job.file.is_file() else None
     return (sizes or {}).get("train", asked)
 
 

@@ -19,7 +19,7 @@ Turn = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChatPiece:
     """Text that is tokenized by itself."""
 
     text: str
@@ -64,14 +64,14 @@ class Chat:
             )
         self.specials = sorted(filter(None, map(str, tokenizer.all_special_tokens)), key=len, reverse=True)
 
-    def pair(self, prompt: str, answer: str, where: str) -> list[Piece]:
+    def pair(self, prompt: str, answer: str, where: str) -> list[ChatPiece]:
         """Return the pieces of a prompt and its answer."""
         if not self.plain:
             return self.turns([{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}], where)
         eos = str(self.tokenizer.eos_token)
-        return [Piece(prompt, False, self.control), Piece(answer, True, self.control), Piece(eos, True)]
+        return [ChatPiece(prompt, False, self.control), ChatPiece(answer, True, self.control), ChatPiece(eos, True)]
 
-    def turns(self, turns: Sequence[Turn], where: str) -> list[Piece]:
+    def turns(self, turns: Sequence[Turn], where: str) -> list[ChatPiece]:
         """Return the pieces of a conversation.
 
         Args:
@@ -86,7 +86,7 @@ class Chat:
                 f"{where}: conversations need a chat template, which this model's tokenizer does not have: take a "
                 "model with one (often called instruct or chat), or data.prompt and data.completion"
             )
-        pieces: list[Piece] = []
+        pieces: list[ChatPiece] = []
         done = ""
         for number, turn in enumerate(turns):
             if turn["role"] != "assistant":
@@ -111,7 +111,7 @@ class Chat:
             done = before + said[: len(said) - len(rest)]
         return pieces
 
-    def encode(self, rows: Sequence[list[Piece]]) -> list[Tokens]:
+    def encode(self, rows: Sequence[list[ChatPiece]]) -> list[Tokens]:
         """Tokenize rows of pieces; a beginning token is put first where the tokenizer does so for texts, and the
         template has none."""
         flat = [piece for row in rows for piece in row]
@@ -178,18 +178,18 @@ class Chat:
         place, token = min(ends)
         return said[: place + len(token)], said[place + len(token) :]
 
-    def _pieces(self, text: str, turns: Sequence[Turn], learned: bool) -> list[Piece]:
+    def _pieces(self, text: str, turns: Sequence[Turn], learned: bool) -> list[ChatPiece]:
         """Cut contents that special tokens are written out in from the template's own text."""
         if self.control or not any(token in turn["content"] for turn in turns for token in self.specials):
-            return [Piece(text, learned)]
+            return [ChatPiece(text, learned)]
         pieces, at = [], 0
         for turn in turns:
             content = turn["content"].strip()
             place = text.find(content, at) if content else -1
             if place >= 0:
-                pieces += [Piece(text[at:place], learned), Piece(content, learned, False)]
+                pieces += [ChatPiece(text[at:place], learned), ChatPiece(content, learned, False)]
                 at = place + len(content)
-        return [*pieces, Piece(text[at:], learned)]
+        return [*pieces, ChatPiece(text[at:], learned)]
 
 
 def last_turn(ids: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

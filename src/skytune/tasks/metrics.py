@@ -423,7 +423,7 @@ def packaged(name: str) -> Any:
         measured = _of_numbers if name in NUMBERS else _of_entities if name in ENTITIES else _of_sets
     plain = list if name in ENTITIES else np.asarray
 
-    class Packaged(Metric):
+    class PackagedMetric(Metric):
         def _info(self) -> Any:
             return evaluate.MetricInfo(description=name, citation="", features=features, format=layout)
 
@@ -440,7 +440,7 @@ def packaged(name: str) -> Any:
             found = measured(name, plain(references), plain(given.pop(scored)), **given)
             return {name.removeprefix(SETS): found}
 
-    return Packaged(keep_in_memory=True)
+    return PackagedMetric(keep_in_memory=True)
 
 
 def _of_sets(name: str, truth: np.ndarray, found: np.ndarray) -> float:

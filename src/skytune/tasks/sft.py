@@ -20,7 +20,7 @@ from ..models import takes_specials_as_text
 from ..models.head import Head
 from ..models.quiet import quiet
 from . import language
-from .chat import Chat, Piece, Tokens
+from .chat import Chat, ChatPiece, Tokens
 from .task import Task
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Dialogues:
         self._tell(tokenizer, kept[0])
         return language.as_split({"input_ids": [t.ids for t in kept], "labels": [t.labels for t in kept]}), sum(long)
 
-    def _pieces(self, chat: Chat, rows: Rows, row: int) -> list[Piece]:
+    def _pieces(self, chat: Chat, rows: Rows, row: int) -> list[ChatPiece]:
         if self.config.messages:
             return chat.turns(json.loads(rows.more[TURNS][row].as_py()), rows.where(row))
         assert rows.text is not None

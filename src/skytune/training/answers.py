@@ -4,7 +4,7 @@ import numpy as np
 
 from ..config import RunConfig
 from ..data.batches import Ragged, TokenTable
-from ..distributed.context import World
+from ..distributed.context import DistContext
 from ..tasks.chat import last_turn
 from ..tasks.generation import generate
 from .prediction import eval_batches, gather
@@ -16,7 +16,7 @@ def with_answers(
     table: TokenTable,
     rows: np.ndarray,
     collected: Ragged,
-    world: World,
+    world: DistContext,
     config: RunConfig,
     ends: list[int],
 ) -> Ragged:

@@ -25,7 +25,7 @@ from ..config import CompileMode, OnNan, Precision, RunConfig, StrategyName
 from ..data.batches import TokenTable
 from ..data.order import MicroBatch, SampleOrder, step_seed
 from ..distributed.capabilities import chosen
-from ..distributed.context import World
+from ..distributed.context import DistContext
 from ..packed import parity
 from ..packed.cuda_graph import Graph, NotCapturable, capture, frozen_by_capture, random_kept, reason_of
 from ..packed.packing import choose_budgets
@@ -33,7 +33,7 @@ from .compiling import WIDTH
 from .oom import release
 from .schedule import set_rate
 from .strategy.blocks import find_blocks
-from .train_step import EagerSteps, Feed, Item, Taken
+from .train_step import EagerStep, Feed, Item, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Shape:
             self.inputs[name].copy_(tensor, non_blocking=True)
 
 
-def why_not(config: RunConfig, world: World, table: TokenTable) -> str:
+def why_not(config: RunConfig, world: DistContext, table: TokenTable) -> str:
     """Return why steps are not captured, packed or not, as the end of a sentence; empty if they may be."""
     if world.device.type not in ("cuda", "cpu"):
         return f"it does not run on {world.device.type}"
@@ -116,7 +116,7 @@ def why_not(config: RunConfig, world: World, table: TokenTable) -> str:
     return ""
 
 
-class CapturedSteps(EagerSteps):
+class CapturedSteps(EagerStep):
     """The steps of one process."""
 
     def __post_init__(self) -> None:
@@ -257,8 +257,8 @@ class CapturedSteps(EagerSteps):
 
     # Steps
 
-    def take(self, rates: list[float]) -> Taken:
-        """See `Steps`."""
+    def take(self, rates: list[float]) -> StepResult:
+        """See `TrainStep`."""
         if not self.whole:
             return super().take(rates)
         run, config = self.run, self.run.config
@@ -279,9 +279,9 @@ class CapturedSteps(EagerSteps):
         if right < len(rates):
             more = self._by_hand(right, rates[right:])
             losses[right:], norms[right:] = more.losses, more.norms
-        return Taken(losses, norms, end > 0)
+        return StepResult(losses, norms, end > 0)
 
-    def _by_hand(self, number: int, rates: list[float]) -> Taken:
+    def _by_hand(self, number: int, rates: list[float]) -> StepResult:
         """Take the last steps of a block eagerly, from the one whose rows a graph did not fit: it changed nothing, nor
         did those after it."""
         log.debug("step %d and those after it are taken again, eagerly", self.run.step + number + 1)
@@ -301,10 +301,10 @@ class CapturedSteps(EagerSteps):
         finally:
             self.run.step, self.by_hand = begun, False
         missing = len(rates) - len(losses)
-        return Taken(losses + [losses[-1]] * missing, norms + [None] * missing, False)
+        return StepResult(losses + [losses[-1]] * missing, norms + [None] * missing, False)
 
     def _gradients(self, batches: Iterator[Item]) -> Tensor:
-        """See `EagerSteps`; where the update is captured too, it is done as well."""
+        """See `EagerStep`; where the update is captured too, it is done as well."""
         if self.by_hand:
             return super()._gradients(batches)
         first = True
@@ -326,7 +326,7 @@ class CapturedSteps(EagerSteps):
         return 1 - self.real_tokens / max(self.computed_tokens, 1)
 
     def close(self) -> None:
-        """See `Steps`: the graphs and their memory."""
+        """See `TrainStep`: the graphs and their memory."""
         for shape in self.shapes.values():
             for graph in shape.graphs.values():
                 if graph is not None:

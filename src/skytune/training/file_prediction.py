@@ -30,7 +30,7 @@ from ..models.head import own_settings
 from ..tasks import Scoring, Task, find
 from .compiling import bounded
 from .inputs import check_vocabulary, fit_columns, open_model, padding_of
-from .oom import AtOnce, explained
+from .oom import EvalBatchSize, explained
 from .padding_check import check_padding
 from .results import Phases
 from .strategy import build_strategy
@@ -68,7 +68,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
             log.warning("the logits of a row depend on padding: batches are cut so that all rows have one length")
         strategy = build_strategy(config, world)
         strategy.place(model)
-    at_once = AtOnce(config.eval.batch_size)
+    at_once = EvalBatchSize(config.eval.batch_size)
     together = strategy.alone() is None
     own = world if together else replace(world, rank=0, size=1)
     told = time.monotonic()

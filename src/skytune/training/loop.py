@@ -12,7 +12,7 @@ from ..data.order import SampleOrder
 from .callbacks.base import Callbacks, Run
 from .schedule import factor
 from .strategy import Strategy
-from .train_step import Steps
+from .train_step import TrainStep
 
 MOST_LOST = 10
 """Steps in a row that may be left out since loss or gradient were not finite: the weights themselves are lost then."""
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def train(
     run: Run,
     *,
-    steps: Steps,
+    steps: TrainStep,
     strategy: Strategy,
     order: SampleOrder,
     callbacks: Callbacks,

@@ -16,7 +16,7 @@ from ..config import OptimizerName, Precision, RunConfig, StrategyName
 from .strategy.blocks import find_blocks
 
 if TYPE_CHECKING:
-    from ..distributed.context import World
+    from ..distributed.context import DistContext
 
 GB = 1e9
 HALF = (Precision.bf16, Precision.fp16, Precision.fp8)
@@ -54,7 +54,9 @@ class MemoryPlan:
         return f"{line}: it will hardly fit; {smaller} needs less"
 
 
-def plan_memory(model: torch.nn.Module, config: RunConfig, world: "World", rows: int, width: int) -> MemoryPlan | None:
+def plan_memory(
+    model: torch.nn.Module, config: RunConfig, world: "DistContext", rows: int, width: int
+) -> MemoryPlan | None:
     """Return what a step needs; None where the model is no transformer that says its sizes.
 
     Args:
@@ -104,7 +106,7 @@ def memory_of(device: torch.device) -> int | None:
     return int(psutil.virtual_memory().available)
 
 
-def tell_memory(model: torch.nn.Module, config: RunConfig, world: "World", longest: int) -> str:
+def tell_memory(model: torch.nn.Module, config: RunConfig, world: "DistContext", longest: int) -> str:
     """Return the line of a run whose longest row has so many tokens; empty where nothing is known, or where it is no
     question: of models without a language model's head that fit."""
     share = math.ceil(config.batch.global_size / world.size)

@@ -80,7 +80,7 @@ def half(rows: int) -> int:
 
 
 @dataclass
-class AtOnce:
+class EvalBatchSize:
     """Rows that this process computes at once in evaluations; halved for good where memory runs out."""
 
     rows: int
@@ -100,7 +100,7 @@ class AtOnce:
         log.warning("out of memory in an evaluation: %d rows at once instead of %d (eval.batch_size)", self.rows, tried)
 
 
-class Attempts:
+class OomRetry:
     """Attempts at training steps.
 
     Args:

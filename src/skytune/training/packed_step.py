@@ -14,9 +14,9 @@ from torch import Tensor
 from ..config import Precision
 from ..data.order import step_seed
 from ..packed.architectures import PackedModel
-from ..packed.graph_step import PackedStep
+from ..packed.graph_step import GraphStep
 from ..packed.packing import GRAIN, DeviceTable, choose_budgets
-from .train_step import Steps, Taken
+from .train_step import StepResult, TrainStep
 
 BLOCK = 32
 """Steps that are taken before the CPU waits for the device; a person waits that long for an answer to Ctrl-C."""
@@ -45,19 +45,19 @@ class Micro:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackingPlan:
     """The micro-batches of a few steps."""
 
     first: int
     steps: list[list[Micro]]
     """The micro-batches of every step."""
     whole: Tensor
-    """[micro-batches, 1 + rows] on the device, as `PackedStep.whole`."""
+    """[micro-batches, 1 + rows] on the device, as `GraphStep.whole`."""
     real: Tensor
-    """[micro-batches, 5] in host memory, as `PackedStep.real`, the learning rates left out."""
+    """[micro-batches, 5] in host memory, as `GraphStep.real`, the learning rates left out."""
 
 
-class PackedSteps(Steps):
+class PackedTrainStep(TrainStep):
     """The steps of one process."""
 
     most = BLOCK
@@ -72,12 +72,12 @@ class PackedSteps(Steps):
         compute = torch.bfloat16 if world.precision is Precision.bf16 else torch.float32
         self.model, self.captured = PackedModel(run.model, optimizer, compute), world.device.type == "cuda"
         rows = DeviceTable(self.table, world.device)
-        self.packed = PackedStep(self.model, rows, self.micro_size, clip_norm, (world.rank, world.size))
+        self.packed = GraphStep(self.model, rows, self.micro_size, clip_norm, (world.rank, world.size))
         # From step 0, wherever this process starts: rounding and dropout's masks depend on the budget of a step.
         last = min(run.total_steps, EPOCHS * order.steps_per_epoch)
         totals = [micro.most for step in range(last) for micro in self._micros(step)]
         self.budgets = choose_budgets(np.array(totals or [1]), BUDGETS, waste=WASTE)
-        self._plan: Plan | None = None
+        self._plan: PackingPlan | None = None
         self.real_tokens = self.computed_tokens = 0
         self.capture_seconds = 0.0
 
@@ -101,18 +101,18 @@ class PackedSteps(Steps):
         return 1 - self.real_tokens / max(self.computed_tokens, 1)
 
     def close(self) -> None:
-        """See `Steps`: the captured graphs, their memory, and the hold that they have on the exchange between processes
-        (NCCL's communicator, whose end waits for theirs)."""
+        """See `TrainStep`: the captured graphs, their memory, and the hold that they have on the exchange between
+        processes (NCCL's communicator, whose end waits for theirs)."""
         self.packed.forget()
 
-    def take(self, rates: list[float]) -> Taken:
-        """See `Steps`."""
+    def take(self, rates: list[float]) -> StepResult:
+        """See `TrainStep`."""
         told = self.advance(self.run.step, rates)
         # One exchange a block: every process's part of the losses, and whether one was told to end.
         said = torch.cat([told[0], told.new_tensor([float(self.notice())])])
         *losses, end = self.strategy.reduce_sum(said).tolist()
         norms = told[1].tolist()
-        return Taken(losses, [norm if self.clips else None for norm in norms], end > 0)
+        return StepResult(losses, [norm if self.clips else None for norm in norms], end > 0)
 
     def advance(self, first: int, rates: list[float]) -> Tensor:
         """Take one step from `first` on for every learning rate in `rates`; return [2, steps] on the device.
@@ -156,7 +156,7 @@ class PackedSteps(Steps):
         if self.packed.together is not None:
             self.packed.together.collect()
 
-    def _planned(self, first: int, count: int) -> "Plan":
+    def _planned(self, first: int, count: int) -> "PackingPlan":
         """Lay out the micro-batches of some steps, and copy their rows to the device."""
         steps = [self._micros(first + number) for number in range(count)]
         count = sum(map(len, steps))
@@ -175,7 +175,7 @@ class PackedSteps(Steps):
         if self.captured:
             rows, numbers = rows.pin_memory(), numbers.pin_memory()
         rows = rows.to(self.packed.whole.device, non_blocking=True)
-        return Plan(first, steps, rows, numbers)
+        return PackingPlan(first, steps, rows, numbers)
 
     def _micros(self, step: int) -> list[Micro]:
         rows = self.order.rows(step)

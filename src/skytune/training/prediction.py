@@ -15,8 +15,8 @@ import torch
 from ..config import UserError
 from ..data.batches import Ragged, TokenTable
 from ..distributed.collectives import gather_bytes
-from ..distributed.context import World
-from .oom import AtOnce, half, ran_out, release
+from ..distributed.context import DistContext
+from .oom import EvalBatchSize, half, ran_out, release
 
 Autocast = Callable[[], AbstractContextManager[None]]
 Collect = Callable[[Any, Mapping[str, torch.Tensor]], np.ndarray | list[np.ndarray]]
@@ -39,13 +39,13 @@ def eval_batches(lengths: np.ndarray, batch_size: int, limit: int | None, one_le
 def predict(
     model: torch.nn.Module,
     table: TokenTable,
-    world: World,
+    world: DistContext,
     collect: Collect,
     *,
     batch_size: int,
     limit: int | None = None,
     multiple: int = 8,
-    at_once: AtOnce | None = None,
+    at_once: EvalBatchSize | None = None,
     lockstep: bool = False,
     autocast: Autocast = nullcontext,
 ) -> tuple[np.ndarray, Ragged]:
@@ -62,7 +62,7 @@ def predict(
     Raises:
         UserError: the model returns something else than it should, or memory ran out for good.
     """
-    at_once = at_once or AtOnce(batch_size)
+    at_once = at_once or EvalBatchSize(batch_size)
     model.eval()
     batches = eval_batches(table.lengths, batch_size, limit, table.one_length)
     rows: list[np.ndarray] = []
@@ -88,7 +88,7 @@ def _collected(
     count: int,
     device: torch.device,
     collect: Collect,
-    at_once: AtOnce,
+    at_once: EvalBatchSize,
     lockstep: bool,
     autocast: Autocast,
 ) -> Ragged:
@@ -133,7 +133,7 @@ def _attempt(
     return None
 
 
-def gather(rows: list[np.ndarray], collected: Ragged, world: World) -> tuple[np.ndarray, Ragged]:
+def gather(rows: list[np.ndarray], collected: Ragged, world: DistContext) -> tuple[np.ndarray, Ragged]:
     """Join what all processes computed; a process may have nothing."""
 
     def joined(part: np.ndarray, kind: type[np.generic]) -> np.ndarray:

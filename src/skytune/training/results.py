@@ -12,12 +12,12 @@ import torch
 from ..config import UserError
 from ..data.order import SampleOrder
 from .callbacks.base import Callbacks, Run
-from .callbacks.checkpoint import Checkpoints
+from .callbacks.checkpoint import CheckpointCallback
 from .callbacks.history import BestWeights
 from .compiling import WIDTH
 from .flops import peak, utilization
 from .strategy import size
-from .train_step import Steps
+from .train_step import TrainStep
 
 LOOKS = 1000
 
@@ -39,15 +39,15 @@ class Phases:
 
 
 @dataclass
-class Trained:
+class TrainResult:
     """What is left when training has ended."""
 
     run: Run
     order: SampleOrder
     callbacks: Callbacks
-    checkpoints: Checkpoints
+    checkpoints: CheckpointCallback
     best: BestWeights
-    steps: Steps
+    steps: TrainStep
     paused: dict[str, float] | None = None
     """Scores of the validation split where the run stopped at the step that its job names."""
 

@@ -14,24 +14,24 @@ import torch
 from torch import nn
 
 from ..config import OnNan, Precision, RunConfig, UserError
-from ..config.schema.compute import Fast
+from ..config.schema.compute import PackedMode
 from ..data.batches import Ragged, TokenTable
 from ..data.order import SampleOrder
-from ..distributed.context import World
+from ..distributed.context import DistContext
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of
 from ..packed import architectures as models
 from ..packed import parity
-from ..packed.graph_step import PackedStep
+from ..packed.graph_step import GraphStep
 from ..packed.ops import Drop
 from ..packed.packing import GRAIN
 from . import captured_step
 from .callbacks.base import Run
 from .captured_step import WORTH_COMPILING, CapturedSteps
-from .packed_step import PackedSteps
+from .packed_step import PackedTrainStep
 from .parameter_groups import SCALE
 from .strategy import Strategy
-from .train_step import EagerSteps, Steps
+from .train_step import EagerStep, TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def open_steps(
     table: TokenTable,
     notice: Callable[[], bool],
     head: Head = TEXT,
-) -> Steps:
+) -> TrainStep:
     """Return the fastest way to take steps that applies: packed, captured, eager. Call when weights and optimizer are
     restored.
 
@@ -60,26 +60,26 @@ def open_steps(
         head: whose loss is computed.
 
     Raises:
-        UserError: `compute.fast=on`, and neither of the fast ways applies.
+        UserError: `compute.packed=on`, and neither of the fast ways applies.
     """
-    wanted, world = run.config.compute.fast, run.world
+    wanted, world = run.config.compute.packed, run.world
     given = (run, strategy, optimizer, order, table, notice, head)
     if not _is_wanted(run):
-        return EagerSteps(*given)
+        return EagerStep(*given)
     if head.stream is not None:
         reason = head.stream(run.model, table, strategy.autocast) or _elsewhere_streams(strategy, run.config)
-        if reason and wanted is Fast.on:
-            raise UserError(f"compute.fast=on: rows cannot be packed: {reason} (compute.fast=auto pads them)")
+        if reason and wanted is PackedMode.on:
+            raise UserError(f"compute.packed=on: rows cannot be packed: {reason} (compute.packed=auto pads them)")
         table.streamed = not reason
         run.report["steps_taken"] = f"padded: {reason}" if reason else "packed"
         if world.main:
             log.info("rows are %s", f"padded: {reason}" if reason else "packed, none sees another")
-        return EagerSteps(*given)
+        return EagerStep(*given)
     own = "the loss is not the model's own" if head.loss is not None else ""
     not_packed = own or why_not(run.config, world, run.model, optimizer, table)
     tried = not not_packed
     if tried:
-        packed = PackedSteps(*given)
+        packed = PackedTrainStep(*given)
         not_packed = _try_out(packed, table)
         if not not_packed:
             return _opened(packed)
@@ -106,21 +106,21 @@ def open_steps(
         tried = True
         captured.close()
     reason = not_captured if not_captured == not_packed else f"{not_captured}; not packed: {not_packed}"
-    if wanted is Fast.on:
-        raise UserError(f"compute.fast=on: {reason} (compute.fast=auto takes the plain way)")
+    if wanted is PackedMode.on:
+        raise UserError(f"compute.packed=on: {reason} (compute.packed=auto takes the plain way)")
     if tried or world.main:
         level = logging.WARNING if tried else logging.INFO
         log.log(level, "steps are taken the plain way, not on the fast path: %s", reason)
     run.report["steps_taken"] = f"plain: {reason}"
-    return EagerSteps(*given)
+    return EagerStep(*given)
 
 
 def _is_wanted(run: Run) -> bool:
-    wanted = run.config.compute.fast
-    return wanted is Fast.on or (wanted is Fast.auto and run.world.device.type == "cuda")
+    wanted = run.config.compute.packed
+    return wanted is PackedMode.on or (wanted is PackedMode.auto and run.world.device.type == "cuda")
 
 
-def _opened(steps: PackedSteps) -> PackedSteps:
+def _opened(steps: PackedTrainStep) -> PackedTrainStep:
     """Return packed steps with their graphs captured."""
     run, world = steps.run, steps.run.world
     if world.size > 1:
@@ -149,7 +149,7 @@ def _everywhere(strategy: Strategy, reason: str) -> str:
 
 def why_not(
     config: RunConfig,
-    world: World,
+    world: DistContext,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     table: TokenTable,
@@ -189,7 +189,7 @@ def why_not(
     return models.why_not(model, ids.values)
 
 
-def _try_out(steps: PackedSteps, table: TokenTable) -> str:
+def _try_out(steps: PackedTrainStep, table: TokenTable) -> str:
     """Return how the packed form differs from the model on some process, as the end of a sentence."""
     run = steps.run
     try:
@@ -200,7 +200,7 @@ def _try_out(steps: PackedSteps, table: TokenTable) -> str:
     return _everywhere(steps.strategy, found)
 
 
-def disagreement(module: nn.Module, step: PackedStep, table: TokenTable, rows: np.ndarray) -> str:
+def disagreement(module: nn.Module, step: GraphStep, table: TokenTable, rows: np.ndarray) -> str:
     """Return in what the packed form differs from the model without dropout, as the end of a sentence; empty if equal.
 
     Weights, optimizer state and random numbers are left as they are.

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 from ..config import OnNan, RunConfig
 from ..data.batches import TokenTable
 from ..data.order import MicroBatch, SampleOrder, step_seed
-from ..distributed.context import World
+from ..distributed.context import DistContext
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of, loss_of
 from .callbacks.base import Run
 from .compiling import WIDTH
-from .oom import Attempts
+from .oom import OomRetry
 from .parameter_groups import Unfreezing
 from .schedule import set_rate
 from .strategy import Strategy
@@ -28,7 +28,7 @@ Item = tuple[MicroBatch, dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepResult:
     """What is known of the steps that were taken, the same on all processes."""
 
     losses: list[float]
@@ -46,7 +46,7 @@ class Taken:
 
 
 @dataclass(eq=False)
-class Steps:
+class TrainStep:
     """A way to take optimizer steps."""
 
     run: Run
@@ -71,7 +71,7 @@ class Steps:
         """Share of the computed tokens that was padding so far; None where nobody counted."""
         return None
 
-    def take(self, rates: list[float]) -> Taken:
+    def take(self, rates: list[float]) -> StepResult:
         """Take the steps that follow `run.step`, one for every learning rate.
 
         Raises:
@@ -83,18 +83,18 @@ class Steps:
         """Let go of what only further steps would need."""
 
 
-class EagerSteps(Steps):
+class EagerStep(TrainStep):
     """Every operation as the model has it, spread over processes by the strategy, one step at a time."""
 
     def __post_init__(self) -> None:
         multiple = self.run.config.batch.pad_multiple or WIDTH
         self.feed = Feed(self.run.config, self.run.world, self.order, self.table, self.run.total_steps, multiple)
-        self.attempts = Attempts(self.run, self.strategy, self.order.lengths)
+        self.attempts = OomRetry(self.run, self.strategy, self.order.lengths)
         every = self.run.config.schedule.unfreeze_epochs
         self.unfreezing = Unfreezing(self.strategy.model, every, self.order.steps_per_epoch) if every else None
 
-    def take(self, rates: list[float]) -> Taken:
-        """See `Steps`: the gradient of the mean loss over one global batch, whatever it was cut into."""
+    def take(self, rates: list[float]) -> StepResult:
+        """See `TrainStep`: the gradient of the mean loss over one global batch, whatever it was cut into."""
         run, world, strategy = self.run, self.run.world, self.strategy
         rows = self.order.rows(run.step)
         (rate,) = rates
@@ -123,9 +123,11 @@ class EagerSteps(Steps):
         # An infinite norm is nothing odd where the loss is scaled: the strategy leaves such steps out.
         if not math.isfinite(mean) or (lenient and strategy.scaler is None and not math.isfinite(float(norm or 0.0))):
             self.optimizer.zero_grad(set_to_none=True)
-            return Taken([mean], [None if norm is None else float(norm)], told > 0)  # the weights stay what they were
+            return StepResult(
+                [mean], [None if norm is None else float(norm)], told > 0
+            )  # the weights stay what they were
         done = strategy.step()
-        return Taken([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
+        return StepResult([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
 
     def _gradients(self, batches: Iterator[Item]) -> torch.Tensor:
         """Add the gradients of this process's share of one global batch; return its part of the loss (a scalar).
@@ -174,7 +176,7 @@ class Feed:
     def __init__(
         self,
         config: RunConfig,
-        world: World,
+        world: DistContext,
         order: SampleOrder,
         table: TokenTable,
         last: int,

@@ -19,8 +19,8 @@ from ..config.secrets import reveal
 from ..data.batches import Ragged, TokenTable
 from ..data.order import SampleOrder
 from ..distributed.collectives import main_does
-from ..distributed.context import World, join
-from ..distributed.preemption import FLAG_FILE, Notice
+from ..distributed.context import DistContext, join
+from ..distributed.preemption import FLAG_FILE, PreemptionListener
 from ..job import Job, JobDir
 from ..models import read_tokenizer
 from ..models.head import Head, of_ours, own_settings
@@ -28,7 +28,7 @@ from ..tasks import Scoring, Task, find
 from ..tasks.metrics import check
 from .answers import with_answers
 from .callbacks.base import Callbacks, Run, build_callbacks
-from .callbacks.checkpoint import Checkpoints, Snapshot
+from .callbacks.checkpoint import CheckpointCallback, TrainState
 from .callbacks.early_stopping import EarlyStopping
 from .callbacks.ema import Ema
 from .callbacks.history import BestWeights, History
@@ -41,11 +41,11 @@ from .flops import Work, work_of
 from .inputs import check_vocabulary, fit_columns, open_model, open_tables, targets_of, units_of
 from .loop import total_steps, train
 from .memory_plan import tell_memory
-from .oom import AtOnce, explained, micro_batch
+from .oom import EvalBatchSize, explained, micro_batch
 from .outputs import taken, write_predictions
 from .padding_check import check_padding
 from .prediction import Collect, predict
-from .results import Phases, Trained, refuse_partial, shapes_of
+from .results import Phases, TrainResult, refuse_partial, shapes_of
 from .select_step import open_steps
 from .strategy import Strategy, build_strategy
 from .versions import versions
@@ -95,7 +95,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
             strategy.prepare(model)
         else:
             strategy.place(model)
-    at_once = AtOnce(config.eval.batch_size)
+    at_once = EvalBatchSize(config.eval.batch_size)
     trained = None
     if job.kind == "train":
         trained = _train(jobdir, job, task, head, world, strategy, tables, phases, at_once, work, started)
@@ -155,14 +155,14 @@ def _train(
     job: Job,
     task: Task,
     head: Head,
-    world: World,
+    world: DistContext,
     strategy: Strategy,
     tables: dict[str, TokenTable],
     phases: Phases,
-    at_once: AtOnce,
+    at_once: EvalBatchSize,
     work: Work | None,
     started: float,
-) -> Trained:
+) -> TrainResult:
     """Train and leave the selected weights in the strategy's model, or none where the run was told to end before."""
     config, table = job.config, tables["train"]
     check(config.eval.metrics, config.eval.extra_metrics)
@@ -195,15 +195,15 @@ def _train(
     best, history = BestWeights(config), History()
     ema = Ema(config.ema.decay, run.model) if config.ema.decay else None
     callbacks = _callbacks(config, history, best, ema, Tracking(job, history))
-    snapshot = Snapshot(strategy, best, history, callbacks, ema)
-    checkpoints = Checkpoints(config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, snapshot)
+    snapshot = TrainState(strategy, best, history, callbacks, ema)
+    checkpoints = CheckpointCallback(config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, snapshot)
     checkpoints.open(launch=os.environ.get("SKYTUNE_LAUNCH") or str(os.getpid()))
     checkpoints.resume(run)
     refuse_empty_start(run.model, run.resumed_from, config.model.name)
     if world.main:
         remember(checkpoints.store, jobdir, jobdir.job, run.model)  # as it was written: lengths not bounded
     callbacks.append("checkpoints", checkpoints)
-    notice = Notice(jobdir.root / FLAG_FILE, world.rank, config.launch.timeouts.kill)
+    notice = PreemptionListener(jobdir.root / FLAG_FILE, world.rank, config.launch.timeouts.kill)
     notice.listen()
     validation = table if config.debug.overfit else tables["validation"]
     rung = job.stop_at_step if job.stop_at_step is not None and job.stop_at_step < run.total_steps else None
@@ -248,7 +248,7 @@ def _train(
         strategy.load(checkpoints.best_weights(step))
     elif ema is not None:
         ema.hand_on()
-    return Trained(run, order, callbacks, checkpoints, best, steps, paused)
+    return TrainResult(run, order, callbacks, checkpoints, best, steps, paused)
 
 
 def _callbacks(
@@ -280,7 +280,12 @@ def _ends(task: Task, config: RunConfig, jobdir: JobDir, job: Job) -> list[int]:
 
 
 def predict_split(
-    strategy: Strategy, table: TokenTable, world: World, collect: Collect, config: RunConfig, at_once: AtOnce
+    strategy: Strategy,
+    table: TokenTable,
+    world: DistContext,
+    collect: Collect,
+    config: RunConfig,
+    at_once: EvalBatchSize,
 ) -> tuple[np.ndarray, Ragged]:
     """Return row numbers of a split and what is kept of each, see `prediction.predict`; `world` may be this process
     alone where the strategy's forward needs no other."""
@@ -303,7 +308,7 @@ def predict_split(
 
 
 def _save(
-    jobdir: JobDir, job: Job, world: World, strategy: Strategy, shapes: dict[str, tuple[int, ...]], head: Head
+    jobdir: JobDir, job: Job, world: DistContext, strategy: Strategy, shapes: dict[str, tuple[int, ...]], head: Head
 ) -> None:
     """Write the model under a temporary name, then put it in its place."""
     from .. import models

@@ -113,7 +113,7 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
                 "checkpoint": {
                     "store": str(base / "a" / "store"),  # which B does not see
                     "every_steps": 2,
-                    "asynchronous": False,
+                    "async_save": False,
                     "keep": 9,
                     "select": "best",
                     "metric": "loss",

@@ -10,10 +10,10 @@ from skytune.config import ComputeConfig, RunConfig, UserError, from_dict
 from skytune.config.folders import home
 from skytune.job import Job
 from skytune.launch.skypilot.cost_estimate import Expected, expected, remember
-from skytune.launch.skypilot.offer import Plan, announce, enter, refuse_dear
+from skytune.launch.skypilot.offer import Offer, announce, enter, refuse_dear
 from skytune.pricing.cost import Attempt
 
-PLAN = Plan(cloud="AWS", instance_type="g5.xlarge", region="us-east-1", use_spot=True, gpus=1, hourly_usd=0.6)
+PLAN = Offer(cloud="AWS", instance_type="g5.xlarge", region="us-east-1", use_spot=True, gpus=1, hourly_usd=0.6)
 PHASES = {"train_s": 400.0, "validate_s": 100.0, "load_s": 5.0}
 
 

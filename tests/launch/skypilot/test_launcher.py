@@ -34,7 +34,7 @@ from skytune.launch.skypilot.machine import processes, resources
 from skytune.launch.skypilot.messages import explained, reasons, telling
 from skytune.launch.skypilot.monitor import PREFIX, JobMonitor, forget_last_attempt
 from skytune.launch.skypilot.node import check_gpus
-from skytune.launch.skypilot.outcome import ENDED, End, Verdict, verdict
+from skytune.launch.skypilot.outcome import ENDED, End, JobVerdict, verdict
 from skytune.launch.skypilot.secret_cleanup import forget
 from skytune.pricing.cost import Attempt, Clock, Cost, cost_of
 
@@ -299,22 +299,22 @@ def test_secrets_are_no_plain_variables(monkeypatch: pytest.MonkeyPatch) -> None
 # What an end means.
 
 
-def end(job: str, cluster: str = "UP", status: str | None = None, user: bool | None = None) -> Verdict:
+def end(job: str, cluster: str = "UP", status: str | None = None, user: bool | None = None) -> JobVerdict:
     errors = {} if user is None else {0: RankError(type="X", message="m", user=user)}
     return verdict(End(job=job, cluster=cluster, result=None if status is None else {"status": status}, errors=errors))
 
 
 def test_what_an_end_means() -> None:
-    assert end("SUCCEEDED", status="completed") is Verdict.done
-    assert end("SUCCEEDED") is Verdict.failed, "SkyPilot's word without a result"
-    assert end("SUCCEEDED", status="preempted") is Verdict.preempted
-    assert end("FAILED", user=False) is Verdict.failed, "a mistake of the user's is not tried again"
-    assert end("FAILED", cluster="INIT", user=False) is Verdict.lost, "a peer that vanished"
-    assert end("FAILED", cluster="INIT", user=True) is Verdict.lost, "it says that its peers are gone"
-    assert end("FAILED", user=True, status="preempted") is Verdict.failed, "its time was over: it was told to save"
-    assert end("LOST", cluster="GONE") is Verdict.lost
-    assert end("FAILED", cluster="GONE", status="completed") is Verdict.done, "taken away when all was done"
-    assert end("FAILED_SETUP") is Verdict.failed
+    assert end("SUCCEEDED", status="completed") is JobVerdict.done
+    assert end("SUCCEEDED") is JobVerdict.failed, "SkyPilot's word without a result"
+    assert end("SUCCEEDED", status="preempted") is JobVerdict.preempted
+    assert end("FAILED", user=False) is JobVerdict.failed, "a mistake of the user's is not tried again"
+    assert end("FAILED", cluster="INIT", user=False) is JobVerdict.lost, "a peer that vanished"
+    assert end("FAILED", cluster="INIT", user=True) is JobVerdict.lost, "it says that its peers are gone"
+    assert end("FAILED", user=True, status="preempted") is JobVerdict.failed, "its time was over: it was told to save"
+    assert end("LOST", cluster="GONE") is JobVerdict.lost
+    assert end("FAILED", cluster="GONE", status="completed") is JobVerdict.done, "taken away when all was done"
+    assert end("FAILED_SETUP") is JobVerdict.failed
 
 
 @given(
@@ -327,7 +327,7 @@ def test_done_needs_a_result_and_machines_that_are_there_are_not_replaced(
     job: str, cluster: str, status: str | None, user: bool | None
 ) -> None:
     found = end(job, cluster, status, user)
-    assert (found is not Verdict.done) or status == "completed"
+    assert (found is not JobVerdict.done) or status == "completed"
     if cluster == "UP" and job != "LOST" and status != "preempted":
         assert not found.again
 

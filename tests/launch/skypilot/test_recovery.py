@@ -17,12 +17,12 @@ from skytune.common.background import Pending
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.skypilot import SkyPilotLauncher, cluster, launcher, monitor, recovery
-from skytune.launch.skypilot.offer import Plan
-from skytune.launch.skypilot.s3_transfer import Passing
+from skytune.launch.skypilot.offer import Offer
+from skytune.launch.skypilot.s3_transfer import S3Transfer
 
 exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
 
-PLAN = Plan(cloud="AWS", instance_type="m5.large", region="us-east-1", use_spot=True, gpus=0, hourly_usd=3.6)
+PLAN = Offer(cloud="AWS", instance_type="m5.large", region="us-east-1", use_spot=True, gpus=0, hourly_usd=3.6)
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Script:
 
     acts: list[Act] = field(default_factory=lambda: [Act()])
     there: tuple[int | None, bool] = (None, False)
-    plan: Plan = PLAN
-    passing: Passing | None = None
+    plan: Offer = PLAN
+    passing: S3Transfer | None = None
     down_fails: int = 0
     launching: Callable[[], None] = lambda: None
     launches: list[dict[str, Any]] = field(default_factory=list)
@@ -61,7 +61,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         def last_job(self, tick: Any) -> tuple[int | None, bool]:
             return played.there
 
-        def plan(self, task: dict[str, Any], tick: Any) -> Plan:
+        def plan(self, task: dict[str, Any], tick: Any) -> Offer:
             return replace(played.plan, use_spot=task["resources"]["use_spot"])
 
         def launch(self, task: dict[str, Any], minutes: int, show: Any, tick: Any) -> int:
@@ -74,7 +74,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
                 raise exceptions.ResourcesUnavailableError("none", failover_history=history)
             return 1
 
-        def launched(self, tick: Any) -> Plan:
+        def launched(self, tick: Any) -> Offer:
             return played.plan
 
         def give_up_launch(self) -> None:
@@ -117,7 +117,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
                 played.acts.pop(0) if len(played.acts) > 1 else None
 
     monkeypatch.setattr(recovery, "Cluster", Cluster)
-    monkeypatch.setattr(launcher.Passing, "of", lambda config, key: played.passing)
+    monkeypatch.setattr(launcher.S3Transfer, "of", lambda config, key: played.passing)
     monkeypatch.setattr(recovery, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(recovery, "forget", lambda secrets: 0)
     monkeypatch.setattr(launcher, "forget", lambda secrets, ended: played.forgot.append(ended))
@@ -290,7 +290,7 @@ def test_what_is_left_of_a_failed_launch_is_taken_down_first(script: Script, run
 
 
 class Bucket:
-    """Stands in for `Passing`, which is tested with a real protocol: what lies in the store, and what was done."""
+    """Stands in for `S3Transfer`, which is tested with a real protocol: what lies in the store, and what was done."""
 
     url = "s3://bucket/runs"
 

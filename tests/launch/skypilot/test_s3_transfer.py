@@ -14,7 +14,7 @@ from skytune.config import RunConfig, UserError, from_dict
 from skytune.job import JobDir, read_json
 from skytune.launch.skypilot import s3_transfer as module
 from skytune.launch.skypilot.monitor import Exchange
-from skytune.launch.skypilot.s3_transfer import INPUTS, Passing
+from skytune.launch.skypilot.s3_transfer import INPUTS, S3Transfer
 
 pytest.importorskip("s3fs")
 boto3 = pytest.importorskip("boto3")
@@ -52,8 +52,8 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def through(bucket: Any) -> Passing:
-    return Passing(f"s3://{bucket.name}/runs", KEY, retry_seconds=5)
+def through(bucket: Any) -> S3Transfer:
+    return S3Transfer(f"s3://{bucket.name}/runs", KEY, retry_seconds=5)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def inputs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_inputs_are_sent_once_and_arrive(through: Passing, inputs: Path, tmp_path: Path, bucket: Any) -> None:
+def test_inputs_are_sent_once_and_arrive(through: S3Transfer, inputs: Path, tmp_path: Path, bucket: Any) -> None:
     machine = JobDir(tmp_path / "machine")
     listing = machine.root / INPUTS
     assert through.send(inputs, listing) == 201_002, "of files with the same content one is sent"
@@ -85,25 +85,25 @@ def test_inputs_are_sent_once_and_arrive(through: Passing, inputs: Path, tmp_pat
 
 
 def test_inputs_that_are_old_are_made_young_without_being_sent(
-    through: Passing, inputs: Path, tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
+    through: S3Transfer, inputs: Path, tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     through.send(inputs, tmp_path / INPUTS)
     before = {each.key: each.last_modified for each in bucket.objects.all()}
     monkeypatch.setattr(module, "FRESH", timedelta(seconds=-10))  # all is old
     touched = []
     monkeypatch.setattr(
-        Passing, "_renewed", lambda self, name, real=Passing._renewed: touched.append(name) or real(self, name)
+        S3Transfer, "_renewed", lambda self, name, real=S3Transfer._renewed: touched.append(name) or real(self, name)
     )
     assert through.send(inputs, tmp_path / INPUTS) == 0
     after = {each.key: each.last_modified for each in bucket.objects.all()}
     assert {f"runs/.inputs/{name}" for name in touched} == set(before)
     assert all(after[key] >= before[key] for key in before) and set(after) == set(before)
-    monkeypatch.setattr(Passing, "_renewed", lambda self, name: False)  # larger than S3 copies at once
+    monkeypatch.setattr(S3Transfer, "_renewed", lambda self, name: False)  # larger than S3 copies at once
     assert through.send(inputs, tmp_path / INPUTS) == 201_002
 
 
 def test_damaged_or_missing_inputs_end_a_job_with_their_name(
-    through: Passing, inputs: Path, tmp_path: Path, bucket: Any
+    through: S3Transfer, inputs: Path, tmp_path: Path, bucket: Any
 ) -> None:
     machine = JobDir(tmp_path / "machine")
     through.send(inputs, machine.root / INPUTS)
@@ -126,7 +126,7 @@ def outputs(job: JobDir, status: str = "completed") -> None:
     (job.logs / "rank-0.log").write_text("zero")
 
 
-def test_outputs_of_all_machines_come_back_and_go(through: Passing, tmp_path: Path, bucket: Any) -> None:
+def test_outputs_of_all_machines_come_back_and_go(through: S3Transfer, tmp_path: Path, bucket: Any) -> None:
     first, second, here = (JobDir(tmp_path / name) for name in ("first", "second", "here"))
     outputs(first)
     second.logs.mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_a_machine_fetches_trains_and_leaves_and_the_results_are_found_later(
     url = f"s3://{bucket.name}/runs"
     held.config.checkpoint.store, held.fingerprints["code"] = url, "c0de"
     machine, here = JobDir(tmp_path / "machine"), JobDir(tmp_path / "here")
-    through = Passing.of(held.config, held.run_key)
+    through = S3Transfer.of(held.config, held.run_key)
     assert through is not None
     for job in (machine, here):
         job.root.mkdir()
@@ -181,7 +181,7 @@ def test_a_machine_fetches_trains_and_leaves_and_the_results_are_found_later(
 def test_where_the_store_takes_nothing_from_here_inputs_go_as_before(
     bucket: Any, inputs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gone = Passing(f"s3://{bucket.name}-gone/runs", KEY, retry_seconds=1)
+    gone = S3Transfer(f"s3://{bucket.name}-gone/runs", KEY, retry_seconds=1)
     Exchange(JobDir(inputs.parent), gone).send(tmp_path / "upload", lambda: None)
     sent = tmp_path / "upload" / "job"
     assert (sent / "inputs" / "weights" / "config.json").is_file() and not (sent / INPUTS).exists()
@@ -191,4 +191,4 @@ def test_where_the_store_takes_nothing_from_here_inputs_go_as_before(
 
 def test_only_s3_takes_them() -> None:
     for store in (None, "hf://user/name"):
-        assert Passing.of(from_dict(RunConfig, {"checkpoint": {"store": store}}), KEY) is None
+        assert S3Transfer.of(from_dict(RunConfig, {"checkpoint": {"store": store}}), KEY) is None

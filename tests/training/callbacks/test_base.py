@@ -116,7 +116,7 @@ def test_moments_come_in_order_and_checkpoints_are_whole_when_told(
     done = run_job(
         epochs=2,
         limit_train_batches=3,
-        checkpoint=kept(asynchronous=False),
+        checkpoint=kept(async_save=False),
         callbacks={"b": {**witness, "name": "b"}, "a": {**witness, "name": "a"}},
     )
     seen = noted(tmp_path, "b-rank-0")
@@ -191,7 +191,7 @@ def test_one_process_that_stops_ends_all_and_rank_0_tells_of_checkpoints(
     }
     done = run_job(
         launch={"num_processes": 2, "threads": 1},
-        checkpoint=kept(asynchronous=False),
+        checkpoint=kept(async_save=False),
         callbacks=callbacks,
         log={"every_steps": 1},
         epochs=3,

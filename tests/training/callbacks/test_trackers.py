@@ -38,11 +38,11 @@ class Broken:
 @pytest.mark.parametrize("fails", [True, False], ids=["broken", "whole"])
 def test_a_tracker_of_any_kind(fails: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from skytune.training.callbacks.history import History
-    from skytune.training.callbacks.trackers import Feed
+    from skytune.training.callbacks.trackers import TrackerFeed
 
     monkeypatch.setattr(logging.getLogger("skytune"), "propagate", True)
     history, tracker = History(), Broken(fails)
-    feed = Feed("any", lambda: tracker, {"a": 1}, history)
+    feed = TrackerFeed("any", lambda: tracker, {"a": 1}, history)
     with caplog.at_level(logging.INFO):
         feed.start()
         for step in (1, 2, 3, 4):

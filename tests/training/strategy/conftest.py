@@ -113,7 +113,7 @@ for root in sys.argv[1:]:
 Run = Callable[..., Any]
 
 
-class Together:
+class ShardedUpdate:
     """A launcher for jobs that wait for each other and then run in one set of processes."""
 
     def __init__(self, script: Path, processes: int, count: int) -> None:
@@ -161,7 +161,7 @@ def trained(
     monkeypatch.syspath_prepend(str(modules))
 
     def train(processes: int, configurations: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        launcher = Together(tmp_path / "many.py", processes, len(configurations))
+        launcher = ShardedUpdate(tmp_path / "many.py", processes, len(configurations))
         monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", lambda: launcher)
         found: dict[str, Any] = {}
 

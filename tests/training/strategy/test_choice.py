@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, GPT2Con
 
 from skytune.config import ConfigError, Precision, RunConfig, StrategyName, UserError, from_dict
 from skytune.distributed.capabilities import chosen, refuse_strategy
-from skytune.distributed.context import World
+from skytune.distributed.context import DistContext
 from skytune.launch.gpus import refuse_missing
 from skytune.training.strategy import Strategy, build_strategy
 from skytune.training.strategy.blocks import checkpoint_activations, find_blocks
@@ -28,7 +28,7 @@ def config(processes: int | str = "auto", device: str = "cpu", **strategy: Any) 
 @contextlib.contextmanager
 def built(found: RunConfig, processes: int = 1) -> Iterator[Strategy]:
     """A strategy on this process, of so many that it hears of, in a process group of its own."""
-    world = World(0, processes, torch.device("cpu"), Precision.fp32, Precision.fp32)
+    world = DistContext(0, processes, torch.device("cpu"), Precision.fp32, Precision.fp32)
     strategy = build_strategy(found, world)
     try:
         yield strategy
@@ -227,7 +227,7 @@ def test_fsdp_shards_lists_of_lists_and_names_a_model_that_calls_past_its_blocks
 
     folder = make_model(kind, tmp_path / kind, ["the film was good", "a dull plot"] * 9)
     config = from_dict(RunConfig, {"model": {"name": str(folder)}, "strategy": {"name": "fsdp"}})
-    strategy = build_strategy(config, World(0, 1, torch.device("cpu"), Precision.fp32, Precision.fp32))
+    strategy = build_strategy(config, DistContext(0, 1, torch.device("cpu"), Precision.fp32, Precision.fp32))
     model = build_model(ModelConfig(name=str(folder)), None, ["a", "b"], 0)
     assert len(find_blocks(model)) == 2
     try:

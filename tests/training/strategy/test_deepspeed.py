@@ -14,11 +14,11 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"),
 ]
 
-Trained = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
+TrainResult = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
 
 
 def test_zero_takes_the_steps_of_one_process(
-    trained: Trained, losses: Callable[[Any], list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: TrainResult, losses: Callable[[Any], list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     kept = {"store": str(tmp_path / "store"), "every_steps": 10, "keep": 9, "select": "last"}

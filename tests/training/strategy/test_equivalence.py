@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-Trained = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
+TrainResult = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
 
 # 150 rows: the last global batch of each epoch has 6, so shares and accumulation groups are uneven and partial.
 ALONE = {"single": {"strategy": {"name": "single"}}, "dp": {"strategy": {"name": "dp"}}}
@@ -30,7 +30,7 @@ FOUR = {
 
 @pytest.mark.slow
 def test_same_losses_and_weights_as_one_process(
-    trained: Trained, losses: Callable[[Any], list[float]], tiny_model: Path
+    trained: TrainResult, losses: Callable[[Any], list[float]], tiny_model: Path
 ) -> None:
     one, two, four = trained(1, ALONE), trained(2, TWO), trained(4, FOUR)
     alone = one["single"]

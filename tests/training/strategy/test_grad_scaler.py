@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skytune.config import Precision, RunConfig, UserError, from_dict
-from skytune.distributed.context import World
+from skytune.distributed.context import DistContext
 from skytune.training.strategy import Strategy
 from skytune.training.strategy.deepspeed import DeepSpeed
 
@@ -30,7 +30,7 @@ class DeepSpeedScaler:
 
 def strategy(name: str) -> Strategy:
     config = from_dict(RunConfig, {"strategy": {"name": name}})
-    world = World(0, 1, torch.device("cpu"), Precision.fp16, Precision.fp16)
+    world = DistContext(0, 1, torch.device("cpu"), Precision.fp16, Precision.fp16)
     if name == "single":
         made: Strategy = Strategy(config, world)
         assert made.scaler is not None

@@ -14,7 +14,7 @@ from skytune.models import load_saved
 from skytune.training.outputs import read_predictions
 from skytune.training.results import refuse_partial, shapes_of
 
-Trained = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
+TrainResult = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
 
 
 def strategy(name: str, **groups: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def strategy(name: str, **groups: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_saved_on_two_goes_on_on_one_and_on_four(
-    trained: Trained, losses: Callable[[Any], list[float]], tmp_path: Path, tokenized: Callable[..., Any]
+    trained: TrainResult, losses: Callable[[Any], list[float]], tmp_path: Path, tokenized: Callable[..., Any]
 ) -> None:
     kept = {"store": str(tmp_path / "store"), "every_steps": 10, "keep": 9, "select": "last"}
     names = {"fsdp": "fsdp", "optimizer": "optimizer_sharding", "ddp": "ddp"}
@@ -112,7 +112,7 @@ def test_an_export_that_is_not_whole_is_refused(change: Callable[[Any], None], m
 
 
 @pytest.mark.slow
-def test_one_seed_on_two_processes(trained: Trained) -> None:
+def test_one_seed_on_two_processes(trained: TrainResult) -> None:
     """Case 23: equal initial weights, different dropout, and the same hash at the end when it is done again."""
     settings = {"model": {"dropout": 0.1}, "max_steps": 6}
     runs = {

@@ -19,7 +19,7 @@ class Device(str, Enum):
     cuda = "cuda"
 
 
-class Fast(str, Enum):
+class PackedMode(str, Enum):
     """Whether steps are taken on the fast path: packed, or captured with padding."""
 
     auto = "auto"
@@ -53,7 +53,7 @@ class ComputeConfig:
     device: Device = Device.auto
     """`auto` takes CUDA, then MPS, then the CPU; a device that is asked for and not there is an error."""
 
-    fast: Fast = Fast.auto
+    packed: PackedMode = PackedMode.auto
     """The fast path of the training step: all of a step captured in one CUDA graph; rows packed without padding where
     the model has such a form, else padded to a few lengths, and the model's blocks compiled in runs of 500 steps and
     more. `auto` takes it on CUDA where a trial shows the same losses and gradients, and says in one line which and why;
@@ -124,7 +124,7 @@ class ComputeConfig:
         if self.usd_per_hour is not None and not 0 < self.usd_per_hour < float("inf"):
             raise ConfigError(f"compute.usd_per_hour={self.usd_per_hour:g}: must be above 0, or null (unknown)")
         self.device = Device(self.device)
-        self.fast = Fast(self.fast)
+        self.packed = PackedMode(self.packed)
         at_least(self, "compute", 1, "num_nodes", "disk_size", "idle_minutes_to_autostop")
         _ = self.keep_minutes
         above_zero(self, "compute", "max_hourly_usd", "max_hours")

@@ -89,7 +89,7 @@ class EvalConfig:
 
 
 # By name, because `continue` is a word of Python's.
-OnFailure = Enum("OnFailure", [("continue", "continue"), ("stop", "stop")], type=str)
+OnSaveError = Enum("OnSaveError", [("continue", "continue"), ("stop", "stop")], type=str)
 """What a save that failed means for training."""
 
 
@@ -130,21 +130,21 @@ class CheckpointConfig:
     keep: int = 2
     """Checkpoints that are kept beside the best one; an older one goes only after a newer one is complete."""
 
-    asynchronous: bool = True
+    async_save: bool = True
     """Write in the background while training goes on; only the copy to host memory holds it up."""
 
     stall_seconds: float = 60.0
     """How long one background save that is still running may hold training up in all, where the next one is due; after
     that the next ones are skipped until it is done, the last one of a run never."""
 
-    on_failure: OnFailure = OnFailure["continue"]
+    on_save_error: OnSaveError = OnSaveError["continue"]
     """When a save has failed: `continue` says so and trains on (if the last one failed, the command ends with code 76);
     `stop` ends the run with an error."""
 
     def __post_init__(self) -> None:
         at_least(self, "checkpoint", 1, "keep")
         at_least(self, "checkpoint", 0, "every_steps", "every_minutes", "stall_seconds")
-        self.on_failure = OnFailure(self.on_failure)
+        self.on_save_error = OnSaveError(self.on_save_error)
         if self.mode not in ("auto", "max", "min"):
             raise ConfigError(f"checkpoint.mode={self.mode}: allowed are auto, max, min")
 

@@ -16,7 +16,7 @@ from .model import ModelConfig
 from .prediction import PredictConfig
 from .search import SearchConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
-from .study import BenchmarkConfig
+from .study import StudyConfig
 from .task import LossConfig, TaskConfig
 from .tracking import TrackerConfig
 from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
@@ -28,7 +28,7 @@ class Pipeline(str, Enum):
     training = "training"
     evaluate = "evaluate"
     predict = "predict"
-    benchmark = "benchmark"
+    study = "study"
     search = "search"
     merge = "merge"
     data = "data"
@@ -70,7 +70,7 @@ class RunConfig:
     pipeline: Pipeline = Pipeline.training
     """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `predict` (write
     the answers of `checkpoint=PATH` beside the rows of files without labels), `merge` (write the plain model that the
-    adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `benchmark` (one training a cell of an
+    adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `study` (one training a cell of an
     experiment design), `search` (trials out of a space of hyperparameters) or `data` (look at the data set: nothing is
     trained)."""
 
@@ -179,7 +179,7 @@ class RunConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
     """Which hyperparameters are tried."""
 
-    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    study: StudyConfig = field(default_factory=StudyConfig)
     """An experiment design: what is varied, what is held constant, what it may cost."""
 
     callbacks: dict[str, Any] = field(default_factory=dict)
@@ -203,15 +203,17 @@ class RunConfig:
     def __post_init__(self) -> None:
         at_least(self, "", 1, "epochs")
         at_least(self, "", 1, "max_steps", "limit_train_batches", "limit_eval_batches", more=", or null for no limit")
-        if self.resume not in ("auto", "must", "never") and not self.resume.isdecimal() and "/" not in self.resume:
-            raise ConfigError(f"resume={self.resume}: allowed are auto, must, never, a step's number, a path or a URL")
+        if self.resume not in ("auto", "required", "never") and not self.resume.isdecimal() and "/" not in self.resume:
+            raise ConfigError(
+                f"resume={self.resume}: allowed are auto, required, never, a step's number, a path or a URL"
+            )
         is_seed(self, "")
         if self.pipeline is Pipeline.merge and not self.checkpoint.path:
             raise ConfigError("pipeline=merge needs checkpoint=PATH (the folder of a trained adapter)")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
-        if self.pipeline is Pipeline.benchmark and not self.benchmark.factors:
-            raise ConfigError("pipeline=benchmark needs a design: experiment=NAME, or benchmark.factors")
+        if self.pipeline is Pipeline.study and not self.study.factors:
+            raise ConfigError("pipeline=study needs a design: experiment=NAME, or study.factors")
         if self.search.take and self.pipeline is not Pipeline.training:
             raise ConfigError(f"search.take={self.search.take} takes settings for a run: write pipeline=training")
         given = (self.checkpoint.path, self.predict.input, self.predict.output)

@@ -1,4 +1,4 @@
-"""`benchmark`: an experiment design. Which factors are varied over which levels, what is held, what it may cost."""
+"""`study`: an experiment design. Which factors are varied over which levels, what is held, what it may cost."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ class PriceSource(str, Enum):
 
 
 @dataclass(kw_only=True)
-class BenchmarkConfig:
-    """An experiment: one training for every combination of levels and every seed (`pipeline=benchmark`)."""
+class StudyConfig:
+    """An experiment: one training for every combination of levels and every seed (`pipeline=study`)."""
 
     name: str = ""
     """Folder of the results under SKYTUNE_HOME/benchmarks; the same name goes on where an earlier start ended."""
@@ -100,32 +100,32 @@ class BenchmarkConfig:
         self.held, self.price_source = Held(self.held), PriceSource(self.price_source)
         for name, levels in self.factors.items():
             if not isinstance(levels, (list, tuple)):
-                raise ConfigError(f"benchmark.factors.{name}={levels}: must be a list of levels")
+                raise ConfigError(f"study.factors.{name}={levels}: must be a list of levels")
             if not levels:
-                raise ConfigError(f"benchmark.factors.{name}: no level; give at least one, or leave the factor out")
+                raise ConfigError(f"study.factors.{name}: no level; give at least one, or leave the factor out")
         for entry in self.exclude:
             if not isinstance(entry, dict) or not entry:
-                raise ConfigError(f"benchmark.exclude: {entry}: must be a group of factor and level")
+                raise ConfigError(f"study.exclude: {entry}: must be a group of factor and level")
             for name in entry:
                 if name not in (*self.factors, "seed"):
                     allowed = ", ".join(self.factors) or "none"
-                    raise ConfigError(f"benchmark.exclude: '{name}' is no factor of this design ({allowed})")
+                    raise ConfigError(f"study.exclude: '{name}' is no factor of this design ({allowed})")
         if not self.seeds:
-            raise ConfigError("benchmark.seeds: no seed; give at least one")
+            raise ConfigError("study.seeds: no seed; give at least one")
         if len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"benchmark.seeds={self.seeds}: a seed is named twice; its cell would run once")
+            raise ConfigError(f"study.seeds={self.seeds}: a seed is named twice; its cell would run once")
         if any(not 0 <= seed < 2**32 for seed in self.seeds):
-            raise ConfigError(f"benchmark.seeds={self.seeds}: each must lie between 0 and 2**32 - 1")
-        at_least(self, "benchmark", 1, "parallel")
+            raise ConfigError(f"study.seeds={self.seeds}: each must lie between 0 and 2**32 - 1")
+        at_least(self, "study", 1, "parallel")
         if self.max_usd is not None and not self.max_usd > 0:
-            raise ConfigError(f"benchmark.max_usd={self.max_usd:g}: nothing can run; must be above 0, or null for none")
+            raise ConfigError(f"study.max_usd={self.max_usd:g}: nothing can run; must be above 0, or null for none")
         for key in ("prices", "assume_samples_per_s"):
             for name, value in getattr(self, key).items():
                 if not (0 < value < math.inf):
                     unknown = " (leave out what is not known)" if key == "prices" else ""
-                    raise ConfigError(f"benchmark.{key}.{name}={value:g}: must be above 0{unknown}")
-        at_least(self, "benchmark", 0, "assume_setup_s")
+                    raise ConfigError(f"study.{key}.{name}={value:g}: must be above 0{unknown}")
+        at_least(self, "study", 0, "assume_setup_s")
         if self.adopt and not all(self.adopt.partition(":")[::2]):
-            raise ConfigError(f"benchmark.adopt={self.adopt}: write CELL:JOB, a cell's name and a job's folder")
+            raise ConfigError(f"study.adopt={self.adopt}: write CELL:JOB, a cell's name and a job's folder")
         if sum(map(bool, (self.dry_run, self.report_only, self.adopt))) > 1:
-            raise ConfigError("benchmark.dry_run, benchmark.report_only and benchmark.adopt exclude each other")
+            raise ConfigError("study.dry_run, study.report_only and study.adopt exclude each other")

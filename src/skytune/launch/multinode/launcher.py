@@ -19,7 +19,7 @@ from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
 from ..compatibility import about, differs, lacks, network, own_address
 from ..gpus import device_here, processes_each, threads_each
-from ..local import PeerEnded, Team, agent, environment, run_workers, start
+from ..local import PeerFailed, WorkerGroup, agent, environment, run_workers, start
 from .hosts import Hosts, is_this_machine
 from .presence import Mailbox, Presence
 from .share import Share
@@ -90,13 +90,15 @@ class NodesLauncher:
         each = processes_each(compute, config.launch, self.nodes.count)
         refuse_strategy(config, each * self.nodes.count, device_here(compute))
         if Lead.current is not None:
-            return run_workers(job, config.launch, Gathered(job, Lead.current, config.launch, compute, each))
+            return run_workers(
+                job, config.launch, MultiNodeWorkerGroup(job, Lead.current, config.launch, compute, each)
+            )
         lead = Lead(
             self.nodes, config.launch, Hosts(config.launch, job) if config.launch.hosts else Share(config, self.nodes)
         )
         code = EXIT_ERROR
         try:
-            run_workers(job, config.launch, Gathered(job, lead, config.launch, compute, each))
+            run_workers(job, config.launch, MultiNodeWorkerGroup(job, lead, config.launch, compute, each))
             code = EXIT_OK
         except Preempted:
             code = EXIT_PREEMPTED
@@ -108,7 +110,7 @@ class NodesLauncher:
             lead.end(code)
 
 
-class Gathered(Team):
+class MultiNodeWorkerGroup(WorkerGroup):
     """Machines that train together."""
 
     def __init__(self, job: JobDir, lead: Lead, launch: LaunchConfig, compute: ComputeConfig, each: int) -> None:
@@ -122,7 +124,7 @@ class Gathered(Team):
         self._until = time.monotonic() + launch.timeouts.start
 
     def start(self, stopping: Any) -> "subprocess.Popen[bytes]":
-        """See `Team`. The agent here waits for the others'; `check` looks who they are."""
+        """See `WorkerGroup`. The agent here waits for the others'; `check` looks who they are."""
         self.presence.mailbox.send(self.job)
         port = self._port()
         env = environment(self.processes, threads_each(self.launch, self.each), self.launch.timeouts.stop)
@@ -134,7 +136,7 @@ class Gathered(Team):
         return child
 
     def check(self) -> None:
-        """See `Team`."""
+        """See `WorkerGroup`."""
         self.presence.check()
         for rank in self.lead.others:
             word = self.lead.word(rank)
@@ -144,10 +146,10 @@ class Gathered(Team):
             if self._word(rank).get("stop"):
                 (self.job.root / FLAG_FILE).touch()
             if self._gone(rank) or self._word(rank).get("left"):
-                raise PeerEnded
+                raise PeerFailed
 
     def end(self, status: str, wait: bool = True) -> None:
-        """See `Team`."""
+        """See `WorkerGroup`."""
         self._say(status=status)
         lost: dict[int, str] = {}
         # A machine that died takes its connections along, so that workers here fail before its silence is noticed.

@@ -16,7 +16,7 @@ from ...config.folders import home
 from ...job import JobDir
 from ..compatibility import own_address
 from ..run_dir import slug
-from ..skypilot.s3_transfer import INPUTS, Passing
+from ..skypilot.s3_transfer import INPUTS, S3Transfer
 from .presence import Mailbox
 from .topology import PORT, Nodes
 
@@ -76,5 +76,5 @@ class Share(Mailbox):
             if heard:
                 self._backend.remove(self._folder)
 
-    def _passing(self, job: JobDir) -> Passing:
-        return Passing(self.url, job.root.name, retry_seconds=30.0)
+    def _passing(self, job: JobDir) -> S3Transfer:
+        return S3Transfer(self.url, job.root.name, retry_seconds=30.0)

@@ -10,7 +10,7 @@ from typing import Any
 from ...common.background import Pending
 from .message_text import Lines
 from .messages import telling
-from .offer import Plan
+from .offer import Offer
 from .scripts import JOB
 
 log = logging.getLogger(__name__)
@@ -33,16 +33,16 @@ class Cluster:
         self._known: Any = None
         """SkyPilot's handle of the machines, once there is one: their addresses do not change."""
 
-    def plan(self, task: dict[str, Any], tick: Tick) -> Plan:
+    def plan(self, task: dict[str, Any], tick: Tick) -> Offer:
         """Ask SkyPilot which machine it would take first; nothing is launched."""
         import sky
         from sky.optimizer import Optimizer
 
-        def ask() -> Plan:
+        def ask() -> Offer:
             with sky.Dag() as dag:
                 dag.add(sky.Task.from_yaml_config(dict(task)))
             sky.get(sky.optimize(dag))  # the server knows which clouds there are, but does not say what it chose
-            return Plan.of(Optimizer.optimize(dag, quiet=True).tasks[0].best_resources)
+            return Offer.of(Optimizer.optimize(dag, quiet=True).tasks[0].best_resources)
 
         return Pending(ask, "sky optimize").wait(tick, 10 * QUICK_SECONDS)
 
@@ -142,10 +142,10 @@ class Cluster:
         found = Pending(lambda: sky.get(sky.status([self.name], refresh=mode)), "sky status").wait(tick, QUICK_SECONDS)
         return str(found[0]["status"].value) if found else "GONE"
 
-    def launched(self, tick: Tick) -> Plan | None:
+    def launched(self, tick: Tick) -> Offer | None:
         """Return the machine that was really launched; None if SkyPilot does not know the cluster."""
         handle = self._handle(tick)
-        return None if handle is None else Plan.of(handle.launched_resources)
+        return None if handle is None else Offer.of(handle.launched_resources)
 
     def tail(self, job: int, show: Callable[[str], None]) -> Pending[Any]:
         """Begin to show the job's log; return the pending call."""

@@ -19,7 +19,7 @@ from .machine import STORE, VARIABLE, merged
 from .messages import require
 from .monitor import Exchange
 from .recovery import RecoveryLoop
-from .s3_transfer import Passing
+from .s3_transfer import S3Transfer
 from .secret_cleanup import forget, values_of
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class SkyPilotLauncher:
         config = job.job.config
         compute = merged(self.stack, compute)
         _refuse_local_store(config)
-        passing = Passing.of(config, job.job.run_key)
+        passing = S3Transfer.of(config, job.job.run_key)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.timeouts.stop + STOP_GRACE_SECONDS) as stopping:

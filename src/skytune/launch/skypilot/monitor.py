@@ -20,7 +20,7 @@ from ..log_streaming import STAMP, records
 from ..signals import Stopping
 from .cluster import Cluster, Tick
 from .outcome import ENDED, End
-from .s3_transfer import INPUTS, Passing
+from .s3_transfer import INPUTS, S3Transfer
 from .upload import stage_inputs
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def unless_it_fails(call: Callable[[], T], otherwise: T, what: str, level: int =
 class Exchange:
     """Inputs and outputs of a job through its store; without one that can take them nothing happens here."""
 
-    def __init__(self, job: JobDir, passing: Passing | None) -> None:
+    def __init__(self, job: JobDir, passing: S3Transfer | None) -> None:
         self.job, self.passing = job, passing
 
     def send(self, upload: Path, tick: Tick) -> None:

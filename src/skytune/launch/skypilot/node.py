@@ -21,7 +21,7 @@ from ..gpus import threads_each
 from ..local import agent, environment
 from ..multinode.topology import Nodes, node_addresses
 from ..processes import end_group
-from .s3_transfer import INPUTS, Passing
+from .s3_transfer import INPUTS, S3Transfer
 
 PORT = 29517
 """Where rank 0 waits for the others; nothing else runs on the machine."""
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     passing = None
     try:
         check_gpus(int(os.environ.get("SKYTUNE_GPUS_EACH", "0")))
-        passing = Passing.of(job.job.config, job.job.run_key)
+        passing = S3Transfer.of(job.job.config, job.job.run_key)
         if passing is not None and (job.root / INPUTS).is_file():
             passing.receive(job)
         return _run(job, node, each)
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             _leave(passing, job, node)
 
 
-def _leave(passing: Passing, job: JobDir, node: int) -> None:
+def _leave(passing: S3Transfer, job: JobDir, node: int) -> None:
     """Put what the job left where it outlives this machine; where that fails, the driver fetches it from here."""
     try:
         passing.leave(job, node, job.job.fingerprints.get("code"))
@@ -98,7 +98,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
 
 
-class _HandedOn(StopRequest):
+class _SignalForwarder(StopRequest):
     """Hands SIGTERM on to the workers."""
 
     def __init__(self, child: "subprocess.Popen[bytes]") -> None:
@@ -122,7 +122,7 @@ def _run(job: JobDir, node: int, each: int) -> int:
         agent(job, nodes, each, addresses[0], PORT), env=env, stdin=subprocess.DEVNULL, start_new_session=True
     )
 
-    _HandedOn(child).listen()
+    _SignalForwarder(child).listen()
     limit = float(os.environ.get("SKYTUNE_MAX_SECONDS") or math.inf)
     try:
         code = child.wait(None if math.isinf(limit) else limit)

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Offer:
     """A machine, as SkyPilot would take it first or has taken it."""
 
     cloud: str
@@ -28,7 +28,7 @@ class Plan:
     """Of one machine; None where SkyPilot's catalog does not say it."""
 
     @classmethod
-    def of(cls, found: Any) -> "Plan":
+    def of(cls, found: Any) -> "Offer":
         """Read SkyPilot's `Resources` of one certain machine."""
         return cls(
             cloud=str(found.cloud),
@@ -55,20 +55,20 @@ class Plan:
         return None if self.hourly_usd is None else self.hourly_usd * nodes
 
 
-def announce(job: Job, plan: Plan, nodes: int, cluster: str) -> None:
+def announce(job: Job, plan: Offer, nodes: int, cluster: str) -> None:
     """Say what is about to be launched: machine, place, price an hour, and the total where earlier runs tell it."""
     found = expected(job, plan.instance_type, nodes)
     total = UNKNOWN if found is None else found.words(plan.all_hourly(nodes))
     log.info("launching %s, %s, as cluster %s", plan.describe(nodes), total, cluster)
 
 
-def enter(attempt: Attempt, plan: Plan) -> None:
+def enter(attempt: Attempt, plan: Offer) -> None:
     """Write a machine down as that of an attempt."""
     attempt.machine, attempt.instance_type = plan.machines(attempt.nodes), plan.instance_type
     attempt.hourly_usd = plan.all_hourly(attempt.nodes)
 
 
-def refuse_dear(plan: Plan, compute: ComputeConfig) -> None:
+def refuse_dear(plan: Offer, compute: ComputeConfig) -> None:
     """Refuse machines that cost more than may be spent, or for which nobody knows it.
 
     Raises:

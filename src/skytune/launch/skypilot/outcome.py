@@ -10,7 +10,7 @@ ENDED = ("SUCCEEDED", "FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED")
 """SkyPilot's words for a job that has ended."""
 
 
-class Verdict(Enum):
+class JobVerdict(Enum):
     """What to do next."""
 
     done = "done"
@@ -23,7 +23,7 @@ class Verdict(Enum):
     @property
     def again(self) -> bool:
         """Whether the same on other machines may come to an end."""
-        return self in (Verdict.preempted, Verdict.lost)
+        return self in (JobVerdict.preempted, JobVerdict.lost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class End:
     errors: dict[int, RankError]
 
 
-def verdict(end: End) -> Verdict:
+def verdict(end: End) -> JobVerdict:
     """Judge an end.
 
     SkyPilot's word alone is not enough: a job on a machine that is gone may be called failed, and so do workers whose
@@ -48,9 +48,9 @@ def verdict(end: End) -> Verdict:
     """
     status = (end.result or {}).get("status")
     if status == "completed" and (end.job == "SUCCEEDED" or end.cluster != "UP"):
-        return Verdict.done
+        return JobVerdict.done
     if end.cluster != "UP" or end.job == "LOST":
-        return Verdict.preempted if status == "preempted" else Verdict.lost
+        return JobVerdict.preempted if status == "preempted" else JobVerdict.lost
     if any(error.user for error in end.errors.values()):
-        return Verdict.failed
-    return Verdict.preempted if status == "preempted" else Verdict.failed
+        return JobVerdict.failed
+    return JobVerdict.preempted if status == "preempted" else JobVerdict.failed

@@ -19,8 +19,8 @@ from .cluster import Cluster
 from .machine import processes
 from .messages import explained, no_machine, say_progress, stopped
 from .monitor import Exchange, JobMonitor, forget_last_attempt, unless_it_fails
-from .offer import Plan, announce, enter, refuse_dear
-from .outcome import Verdict, verdict
+from .offer import Offer, announce, enter, refuse_dear
+from .outcome import JobVerdict, verdict
 from .secret_cleanup import forget, values_of
 from .upload import refuse_small_disk, stage
 
@@ -66,13 +66,13 @@ class RecoveryLoop:
                 log.warning("%s; going on at the full price", self._explained(error))
                 spot = False
                 found, monitor = self._attempt(spot)
-            if found is Verdict.done:
+            if found is JobVerdict.done:
                 return
             if self.stopping.asked_by is not None:
                 raise KeyboardInterrupt if self.stopping.asked_by == signal.SIGINT else stopped(self.job)
-            if found is Verdict.failed:
+            if found is JobVerdict.failed:
                 raise self._failure(monitor)
-            word = "was taken away" if found is Verdict.preempted else "was taken away or lost"
+            word = "was taken away" if found is JobVerdict.preempted else "was taken away or lost"
             if number < limit:
                 log.warning("a machine %s: attempt %d of %d goes on from the last checkpoint", word, number + 1, limit)
         raise Preempted(
@@ -80,7 +80,7 @@ class RecoveryLoop:
             "goes on from the last checkpoint"
         )
 
-    def _attempt(self, spot: bool) -> tuple[Verdict, JobMonitor]:
+    def _attempt(self, spot: bool) -> tuple[JobVerdict, JobMonitor]:
         """Bring machines up (or find those of a driver that died), run the job, take them down; say what its end means.
 
         Raises:
@@ -98,7 +98,7 @@ class RecoveryLoop:
             forget_last_attempt(self.job)
             there = None if self.made else self._attach(cluster, monitor, attempt)
             if there is None and not self.made and self._left_behind(monitor.tick):
-                attempt.machine, attempt.ended, found, leave = "machines that are gone", "done", Verdict.done, True
+                attempt.machine, attempt.ended, found, leave = "machines that are gone", "done", JobVerdict.done, True
                 self.made.append(attempt)
                 return found, monitor
             number, plan = there or self._launch(cluster, monitor, attempt, spot)
@@ -113,7 +113,7 @@ class RecoveryLoop:
             end = monitor.collect(monitor.wait(number))
             found = verdict(end)
             self.exchange.forget(monitor.tick)
-            if found is Verdict.done:
+            if found is JobVerdict.done:
                 self._check_world(end.result or {}, plan)
             attempt.ended = found.value
             return found, monitor
@@ -125,7 +125,7 @@ class RecoveryLoop:
         except Exception as error:
             raise self._explained(error) from error
         finally:
-            failed = found is Verdict.failed
+            failed = found is JobVerdict.failed
             try:
                 kept = failed and self.stopping.asked_by is None and self._keep(cluster, attempt)
                 if attempt in self.made and not leave and not kept:
@@ -144,7 +144,7 @@ class RecoveryLoop:
     def _explained(self, error: Exception) -> UserError:
         return explained(error, self.name, self.compute.infra)
 
-    def _launch(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt, spot: bool) -> tuple[int, Plan]:
+    def _launch(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt, spot: bool) -> tuple[int, Offer]:
         """Choose a machine, say which, bring it up; return the job's number and the choice."""
         upload = self.job.root / "upload"
         refuse_small_disk(self.job.inputs, self.config, self.compute.disk_size)
@@ -179,7 +179,7 @@ class RecoveryLoop:
             forget_last_attempt(self.job)
         return found
 
-    def _attach(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt) -> tuple[int, Plan] | None:
+    def _attach(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt) -> tuple[int, Offer] | None:
         """Return the job that a driver which died left running for this very run; what is no use is taken down."""
         number, useful = cluster.last_job(monitor.tick)
         if number is None:
@@ -237,7 +237,7 @@ class RecoveryLoop:
             f"{self.name}`; they take themselves down after {self.compute.idle_minutes_to_autostop} idle minutes"
         )
 
-    def _task(self, upload: Path, spot: bool, plan: Plan | None) -> dict[str, Any]:
+    def _task(self, upload: Path, spot: bool, plan: Offer | None) -> dict[str, Any]:
         """Return the task; without a plan only as much of it as choosing a machine takes."""
         _, each = processes(self.compute, self.config.launch, plan.gpus if plan else 0)
         envs = scripts.environment(
@@ -251,7 +251,7 @@ class RecoveryLoop:
         hidden = scripts.secrets(self.config) if plan else {}
         return scripts.task("train", str(upload), self.compute, envs, hidden, use_spot=spot)
 
-    def _check_world(self, result: dict[str, Any], plan: Plan) -> None:
+    def _check_world(self, result: dict[str, Any], plan: Offer) -> None:
         nodes, each = processes(self.compute, self.config.launch, plan.gpus)
         if result.get("world_size") != nodes * each:
             raise WorkerError(f"{nodes * each} worker processes were asked for, {result.get('world_size')} trained")

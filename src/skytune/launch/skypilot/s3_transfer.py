@@ -43,7 +43,7 @@ File = dict[str, Any]
 """`path`, `sha256` and `size` of a file."""
 
 
-class Passing:
+class S3Transfer:
     """What goes between this machine and others through a store."""
 
     def __init__(self, url: str, run_key: str, retry_seconds: float = 120.0) -> None:
@@ -52,7 +52,7 @@ class Passing:
         self._backend = open_backend(self.url)
 
     @classmethod
-    def of(cls, config: RunConfig, run_key: str) -> "Passing | None":
+    def of(cls, config: RunConfig, run_key: str) -> "S3Transfer | None":
         """Return it where the run's store can take files for others; None where it cannot.
 
         Raises:

@@ -29,7 +29,7 @@ from ...config.targets import instantiate, split_spec
 if TYPE_CHECKING:
     import torch
 
-    from ...distributed.context import World
+    from ...distributed.context import DistContext
     from ...job import JobDir
     from ..flops import Work
 
@@ -55,7 +55,7 @@ class Run:
 
     config: RunConfig
     job: "JobDir"
-    world: "World"
+    world: "DistContext"
     model: "torch.nn.Module"
     total_steps: int
     steps_per_epoch: int

@@ -22,14 +22,14 @@ from ...checkpoint.retry import Retry
 from ...checkpoint.sharded_writer import Board, ShardWriter
 from ...checkpoint.shards import Stored, load_document, open_tensors
 from ...checkpoint.store import Found, Store
-from ...config import NotReachable, OnFailure, RunConfig, UserError
+from ...config import NotReachable, OnSaveError, RunConfig, UserError
 from ...distributed.collectives import main_does
 from .base import Callback, Callbacks, Run
 from .ema import Ema
 from .history import BestWeights, History
 
 if TYPE_CHECKING:
-    from ...distributed.context import World
+    from ...distributed.context import DistContext
     from ..strategy import Strategy
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ TOTALS = (
 
 
 @dataclass
-class Snapshot:
+class TrainState:
     """The parts of a run that have a state."""
 
     strategy: "Strategy"
@@ -113,11 +113,11 @@ class Snapshot:
             run.micro_batch = min(run.micro_batch, state["micro_batch"])
 
 
-class Checkpoints(Callback):
+class CheckpointCallback(Callback):
     """Saves while training runs, and puts a run back where it stood.
 
     Rank 0 writes, or every process its part where the strategy shards the state. A save that fails does not end
-    training, unless `checkpoint.on_failure` says so: it is told at once, and again at the end. A run that another
+    training, unless `checkpoint.on_save_error` says so: it is told at once, and again at the end. A run that another
     launch has taken over ends.
     """
 
@@ -127,8 +127,8 @@ class Checkpoints(Callback):
         run_key: str,
         default_store: Path,
         decisive: dict[str, Any],
-        world: "World",
-        snapshot: Snapshot,
+        world: "DistContext",
+        snapshot: TrainState,
     ) -> None:
         self.config, self.world, self.snapshot, self.decisive = config, world, snapshot, decisive
         self.strategy = snapshot.strategy
@@ -183,7 +183,7 @@ class Checkpoints(Callback):
         """Put the run back where its checkpoint says, and say in one line what was found.
 
         Raises:
-            UserError: `resume=must` and there is none; none that is there is whole; it does not fit.
+            UserError: `resume=required` and there is none; none that is there is whole; it does not fit.
         """
         try:
             chosen = main_does(self.world, self._choose)
@@ -282,7 +282,7 @@ class Checkpoints(Callback):
         if self.writer is None and not self.strategy.together:
             return
         self.saved_step, self.saved_at = run.step, time.monotonic()
-        must, wait = run.preempted or run.stop or run.step == run.total_steps, not self.config.checkpoint.asynchronous
+        must, wait = run.preempted or run.stop or run.step == run.total_steps, not self.config.checkpoint.async_save
         if self.strategy.sharded and not (must or wait) and not self._all_ready(run):
             return
         tensors, documents = self.snapshot.take()
@@ -383,8 +383,8 @@ class Checkpoints(Callback):
                 self.failure = f"step {event.step}: {event.message}"
                 if event.lost and not ended:
                     raise UserError(event.message)
-                if self.config.checkpoint.on_failure is OnFailure.stop and not ended:
-                    raise UserError(f"checkpoint.on_failure=stop: {self.failure}")
+                if self.config.checkpoint.on_save_error is OnSaveError.stop and not ended:
+                    raise UserError(f"checkpoint.on_save_error=stop: {self.failure}")
                 log.warning("CHECKPOINT NOT SAVED, %s%s", self.failure, "" if ended else "; training goes on")
             else:
                 self.failure = ""

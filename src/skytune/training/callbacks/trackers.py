@@ -50,7 +50,7 @@ class Tracking(Callback):
 
     def __init__(self, job: Job, history: History) -> None:
         self.job, self.history = job, history
-        self.feeds: list[Feed] = []
+        self.feeds: list[TrackerFeed] = []
 
     def on_run_start(self, run: Run) -> None:
         """Start the trackers; nobody waits for them."""
@@ -59,7 +59,7 @@ class Tracking(Callback):
             return
         place, about = folder(run.config.tracker, run.job, self.job.run_key), self._about(run)
         for name in wanted:
-            self.feeds.append(Feed(name, partial(self._open, name, place, run), about, self.history))
+            self.feeds.append(TrackerFeed(name, partial(self._open, name, place, run), about, self.history))
             self.feeds[-1].start()
 
     def on_step_end(self, run: Run) -> None:
@@ -117,7 +117,7 @@ class Tracking(Callback):
         self.feeds = []
 
 
-class Feed(threading.Thread):
+class TrackerFeed(threading.Thread):
     """Hands the records of the history to one tracker, in a thread of its own."""
 
     def __init__(

@@ -7,23 +7,23 @@ from ...distributed.capabilities import chosen, refuse_strategy
 from .base import Strategy, size
 
 if TYPE_CHECKING:
-    from ...distributed.context import World
+    from ...distributed.context import DistContext
 
 
-def build_strategy(config: RunConfig, world: "World") -> Strategy:
+def build_strategy(config: RunConfig, world: "DistContext") -> Strategy:
     """Return the strategy of this run.
 
     Raises:
         UserError: it cannot be run here.
     """
-    from .ddp import DataParallel, OptimizerSharding, Replicated
+    from .ddp import DataParallel, DataParallelBase, OptimizerSharding
     from .fsdp import FullyShard
 
     refuse_strategy(config, world.size, world.device.type)
     kinds = {
         StrategyName.single: Strategy,
         StrategyName.dp: DataParallel,
-        StrategyName.ddp: Replicated,
+        StrategyName.ddp: DataParallelBase,
         StrategyName.fsdp: FullyShard,
         StrategyName.optimizer_sharding: OptimizerSharding,
     }

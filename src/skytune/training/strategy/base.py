@@ -19,7 +19,7 @@ from .blocks import checkpoint_activations, find_blocks
 from .grad_scaler import into_torch, of_torch
 
 if TYPE_CHECKING:
-    from ...distributed.context import World
+    from ...distributed.context import DistContext
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Strategy:
     own_files: tuple[str, ...] = ()
     """If `sharded`: files (`optimizer`) whose whole tensors only this process has; else all have the same."""
 
-    def __init__(self, config: RunConfig, world: "World") -> None:
+    def __init__(self, config: RunConfig, world: "DistContext") -> None:
         self.config, self.world = config, world
         self.module: torch.nn.Module = torch.nn.Identity()
         """The model to call; possibly wrapped."""
@@ -232,7 +232,7 @@ def refuse_other(own: Mapping[str, torch.Tensor], weights: Stored) -> None:
         raise UserError(f"the checkpoint is of another model: {odd[0]} is only on one side")
 
 
-def own_group(world: "World") -> bool:
+def own_group(world: "DistContext") -> bool:
     """Make a process group of this process alone where there is none; return whether it was made."""
     if torch.distributed.is_initialized():
         return False

@@ -19,12 +19,12 @@ from ..schedule import optimizer_over
 from .base import Strategy, own_group
 
 if TYPE_CHECKING:
-    from ...distributed.context import World
+    from ...distributed.context import DistContext
 
 log = logging.getLogger(__name__)
 
 
-class Replicated(Strategy):
+class DataParallelBase(Strategy):
     """DistributedDataParallel: every process has the whole model.
 
     Gradients are averaged over processes; micro-batch weights carry the factor that makes it a mean over rows.
@@ -137,7 +137,7 @@ class _Touched(torch.nn.Module):
         return nothing + torch.stack(zeros).sum()
 
 
-class OptimizerSharding(Replicated):
+class OptimizerSharding(DataParallelBase):
     """DistributedDataParallel with the optimizer's state cut up: `torch.distributed.optim.ZeroRedundancyOptimizer`.
 
     Every process has all weights and gradients, and the optimizer's state of some parameters. It updates those and
@@ -149,7 +149,7 @@ class OptimizerSharding(Replicated):
     together = True
     own_files = ("optimizer",)
 
-    def __init__(self, config: RunConfig, world: "World") -> None:
+    def __init__(self, config: RunConfig, world: "DistContext") -> None:
         super().__init__(config, world)
         self.owns_group = own_group(world)
 

@@ -22,7 +22,7 @@ from .fsdp import filled, hollow
 from .grad_scaler import into_deepspeed, of_deepspeed
 
 if TYPE_CHECKING:
-    from ...distributed.context import World
+    from ...distributed.context import DistContext
 
 
 class DeepSpeed(Strategy):
@@ -30,7 +30,7 @@ class DeepSpeed(Strategy):
 
     together = True
 
-    def __init__(self, config: RunConfig, world: "World") -> None:
+    def __init__(self, config: RunConfig, world: "DistContext") -> None:
         super().__init__(config, world)
         self.scaler = None  # the engine scales the loss itself
         self.name = config.strategy.name.value

@@ -27,7 +27,7 @@ from .base import Strategy, own_group, refuse_other
 from .blocks import find_blocks
 
 if TYPE_CHECKING:
-    from ...distributed.context import World
+    from ...distributed.context import DistContext
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class FullyShard(Strategy):
     sharded = True
     together = True
 
-    def __init__(self, config: RunConfig, world: "World") -> None:
+    def __init__(self, config: RunConfig, world: "DistContext") -> None:
         super().__init__(config, world)
         self.owns_group = own_group(world)
         self.skeleton: torch.nn.Module | None = None

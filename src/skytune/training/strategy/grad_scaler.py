@@ -11,7 +11,7 @@ import torch
 from ...config import UserError
 
 
-class Scaling(NamedTuple):
+class LossScale(NamedTuple):
     """What loss scaling remembers."""
 
     scale: float
@@ -21,7 +21,7 @@ class Scaling(NamedTuple):
     """Steps without an overflow since the last one, or since the scale was last raised."""
 
 
-def read_scaling(values: Mapping[str, Any]) -> Scaling:
+def read_scaling(values: Mapping[str, Any]) -> LossScale:
     """Return what a checkpoint, or either scaler, says of loss scaling.
 
     Raises:
@@ -29,9 +29,9 @@ def read_scaling(values: Mapping[str, Any]) -> Scaling:
     """
     try:
         if "cur_scale" in values:
-            return Scaling(float(values["cur_scale"]), values["cur_iter"] - values["last_overflow_iter"] - 1)
+            return LossScale(float(values["cur_scale"]), values["cur_iter"] - values["last_overflow_iter"] - 1)
         steps = values["steps"] if "steps" in values else values["_growth_tracker"]
-        return Scaling(float(values["scale"]), int(steps))
+        return LossScale(float(values["scale"]), int(steps))
     except (KeyError, TypeError) as error:
         raise UserError(f"the checkpoint's loss scaling cannot be read: {dict(values)}") from error
 

@@ -1,0 +1,1 @@
+"""What people type: `src/run.py` and the other commands."""
