@@ -85,7 +85,7 @@ def shell(place: Any, *words: str, **more: Any) -> "subprocess.Popen[str]":
 
 
 def test_the_study_tells_its_cells(place: Any) -> None:
-    started = shell(place, "study.sh", "benchmark.dry_run=true")
+    started = shell(place, "study.sh", "study.dry_run=true")
     said = started.communicate(timeout=120)[0]
     assert started.returncode == 0, said
     assert "rows-and-batch: 3 cells, 3 to run" in said
