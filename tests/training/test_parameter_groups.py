@@ -47,7 +47,8 @@ def test_layers_are_counted_from_the_embeddings_to_the_head(kind: str) -> None:
         if any(part.startswith(FIRST) for part in parts) and "decoder" not in name:
             assert depth == 0, name
         for number in (0, 1):
-            if f".layer.{number}." in name or f".layers.{number}." in name or f".h.{number}." in name:
+            parts = (".block.",) if ".block." in name else (".layer.", ".layers.", ".h.")  # a block of T5 has layers
+            if any(f"{part}{number}." in name for part in parts) and "decoder.block." not in name:  # above the encoder's
                 assert depth == number + 1, name
 
 

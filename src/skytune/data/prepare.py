@@ -206,6 +206,7 @@ def read_splits(
         dropped += int(lacking.sum())
     targets = task.targets(rows, config, known)
     train = Split(rows, targets.encode(rows))
+    _labelled(train, whole=False)
     notes["classes"] = targets.about(train.encoded)
     total = len(rows)
     notes["rows_read"] = total
