@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from skytune.config import Precision, UserError
-from skytune.checkpoint import spreading
+from skytune.checkpoint import broadcast as spreading
 from skytune.checkpoint.store import Store
-from skytune.distributed.context import World
+from skytune.distributed.context import DistContext
 
 root, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 accelerator = Accelerator(cpu=True)
-world = World(rank, 2, torch.device("cpu"), Precision.fp32)
+world = DistContext(rank, 2, torch.device("cpu"), Precision.fp32)
 spreading.CHUNK = 1000  # many parts
 
 def said(function):

@@ -46,7 +46,7 @@ class Launcher(Protocol):
 
 
 class WorkerGroup:
-    """The machines that take part in a job: this one alone. `several.Gathered` has more."""
+    """The machines that take part in a job: this one alone. `multinode.launcher` has more."""
 
     tail: Sequence[str] = ()
     """What other machines printed last."""

@@ -74,7 +74,7 @@ class ShardedUpdate:
         """Whether fp32 weights and optimizer state are out of date outside this process's shares."""
 
     def begin(self, tokens: int, *, add: bool, update: bool, alone: bool) -> None:
-        """Begin a pass over so many tokens a process, see `PackedStep.run`."""
+        """Begin a pass over so many tokens a process, see `GraphStep.run`."""
         self.on, self.fresh, self.last = not alone, not alone and not add, update
         # Earlier micro-batches of the step leave a gradient in the table.
         self.by_tokens = update and not add and WORDS in self.shares and tokens * self.size <= len(self.words)

@@ -1,7 +1,7 @@
 """What each step is given: its own config groups and the fingerprints of what it depends on, no more.
 
 Everything here is part of ZenML's cache key of the step. Machine, launcher and logging are not here: a step reads them
-from its run (`context.whole_config`).
+from its run (`context.run_config`).
 """
 
 from pathlib import Path

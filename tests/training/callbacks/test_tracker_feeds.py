@@ -32,7 +32,7 @@ from skytune.config import Precision, RunConfig, from_dict
 from skytune.job import Job, JobDir
 from skytune.training.callbacks.base import Callbacks, Run
 from skytune.training.callbacks.history import History
-from skytune.training import tracking as module
+from skytune.training.callbacks import trackers as module
 from skytune.training.callbacks.trackers import Tracking
 
 given = json.load(sys.stdin)
