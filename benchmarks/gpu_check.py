@@ -126,7 +126,7 @@ def learning(arguments: argparse.Namespace, work: Path, check: Check) -> None:
     found: dict[str, list[float]] = {"on": [], "off": []}
     for seed in arguments.seeds:
         for fast, seen in found.items():
-            values = {"epochs": 2, "optimizer": {"lr": 1e-4}, "seed": seed, "compute": {"fast": fast}}
+            values = {"epochs": 2, "optimizer": {"lr": 1e-4}, "seed": seed, "compute": {"packed": fast}}
             result, _, job = run(arguments, work, f"fast-{fast}-{seed}", launch={"num_processes": 1}, **values)
             seen.append(accuracy(job))
             print(f"     fast={fast} seed {seed}: accuracy {seen[-1]:.4f}, {result['samples_per_s']} samples/s")
@@ -139,7 +139,7 @@ def together(arguments: argparse.Namespace, work: Path, check: Check) -> None:
     """The fast path on several GPUs, where each updates its share of the weights, against one; and a resumed run."""
     numbers = sorted({2, torch.cuda.device_count()})
     exact = {"model": {"name": str(arguments.model), "dropout": 0.0}, "precision": "fp32", "max_steps": 50}
-    fast = {"compute": {"fast": "on"}, "optimizer": {"lr": 5e-5}}
+    fast = {"compute": {"packed": "on"}, "optimizer": {"lr": 5e-5}}
     _, expected, _ = run(arguments, work, "alone", launch={"num_processes": 1}, **exact, **fast)
     for number in numbers:
         _, losses, _ = run(arguments, work, f"on-{number}", launch={"num_processes": number}, **exact, **fast)

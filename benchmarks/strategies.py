@@ -129,7 +129,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
             "max_steps": case["steps"],
             "batch": {"global_size": case["batch"] * devices},
             "optimizer": {"lr": 1e-5},
-            "compute": {"device": "cpu" if world.device.type == "cpu" else "auto", "fast": case["fast"]},
+            "compute": {"device": "cpu" if world.device.type == "cpu" else "auto", "fast": case["packed"]},
             "eval": {"every_epochs": 0},
             "compile": {"mode": case.get("compile", "off")},
         },

@@ -219,7 +219,7 @@ def ours(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float
         values: dict[str, Any] = {
             "model": {"name": str(model)},
             "batch": {"global_size": case["batch"], "bucket_batches": case.get("buckets", 50)},
-            "compute": {"fast": case["fast"]},
+            "compute": {"fast": case["packed"]},
             "tracker": {"names": []},
             "checkpoint": {"every_minutes": 0, "select": "last"},
             "launch": {"num_processes": 1},

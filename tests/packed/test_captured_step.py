@@ -22,7 +22,7 @@ RATES = [3e-3 * (1 - step / 6) for step in range(6)]
 
 def given(model, data, *, micro=8, **groups):
     """Return what ways to take steps are made of: global batches of 8 rows."""
-    config = from_dict(RunConfig, {"seed": 3, "compute": {"fast": "on"}, **groups})
+    config = from_dict(RunConfig, {"seed": 3, "compute": {"packed": "on"}, **groups})
     order = SampleOrder(data.lengths, seed=3, global_size=8, bucket_batches=1)
     world = DistContext(0, 1, torch.device("cpu"), Precision.fp32)
     strategy = Strategy(config, world)
@@ -204,7 +204,7 @@ def test_where_capture_fails_steps_are_eager_and_nothing_has_changed(begun, tiny
         self._run(shape, *variant)
         raise NotCapturable("its forward pass waits for the device")
 
-    parts = given(Words(60, 3, normed=True), rows_of(20), compute={"fast": "auto"})
+    parts = given(Words(60, 3, normed=True), rows_of(20), compute={"packed": "auto"})
     run, _, optimizer, *_ = parts
     if begun:
         take(EagerStep(*parts), RATES[:2])

@@ -34,13 +34,13 @@ def weights(done: Any) -> dict[str, np.ndarray]:
 
 def test_the_fast_path_learns_what_the_plain_way_learns(run_job: Any) -> None:
     """Losses to 1e-5 over 24 steps (19 an epoch, the last of 6 rows), weights to 5e-5, the same validations."""
-    plain = run_job(name="plain", compute={"fast": "off"}, **SAME)
+    plain = run_job(name="plain", compute={"packed": "off"}, **SAME)
     assert plain.result.get("steps_taken") is None
     expected = weights(plain)
     for processes, micro in ((1, 3), (2, 4)):
         fast = run_job(
             name=f"fast-{processes}-{micro}",
-            compute={"fast": "on"},
+            compute={"packed": "on"},
             launch={"num_processes": processes},
             batch={"micro_size": micro},
             **SAME,
@@ -59,23 +59,23 @@ def test_a_run_goes_on_on_the_other_path(run_job: Any, tmp_path: Any) -> None:
     but for rounding, dropout off."""
     store = {"store": str(tmp_path), "every_steps": 12, "keep": 9}
     whole = run_job(
-        name="whole", compute={"fast": "on"}, **{**SAME, "model": {}, "checkpoint": {**SAME["checkpoint"], **store}}
+        name="whole", compute={"packed": "on"}, **{**SAME, "model": {}, "checkpoint": {**SAME["checkpoint"], **store}}
     )
     place = str(next(tmp_path.glob("whole-*/step-00000012")))
-    rest = run_job(name="rest", compute={"fast": "on"}, resume=place, **{**SAME, "model": {}})
+    rest = run_job(name="rest", compute={"packed": "on"}, resume=place, **{**SAME, "model": {}})
     assert rest.result["resumed_from"] == 12
     assert losses(rest) == losses(whole)
     for name, found in weights(rest).items():
         assert np.array_equal(found, weights(whole)[name]), name
-    begun = run_job(name="begun", compute={"fast": "off"}, **{**SAME, "checkpoint": {**SAME["checkpoint"], **store}})
+    begun = run_job(name="begun", compute={"packed": "off"}, **{**SAME, "checkpoint": {**SAME["checkpoint"], **store}})
     place = str(next(tmp_path.glob("begun-*/step-00000012")))
-    other = run_job(name="other", compute={"fast": "on"}, resume=place, **SAME)
+    other = run_job(name="other", compute={"packed": "on"}, resume=place, **SAME)
     np.testing.assert_allclose(losses(other), losses(begun), atol=1e-5, rtol=0)
 
 
 def test_two_processes_go_on_from_a_save_that_the_clock_asked_for(run_job: Any, tmp_path: Any) -> None:
     """Each of them updates a share of the weights: only the first one's clock counts, and all bring theirs for it."""
-    two = {**SAME, "model": {}, "eval": {"every_epochs": 0}, "launch": {"num_processes": 2}, "compute": {"fast": "on"}}
+    two = {**SAME, "model": {}, "eval": {"every_epochs": 0}, "launch": {"num_processes": 2}, "compute": {"packed": "on"}}
     store = {"store": str(tmp_path), "every_minutes": 1e-6, "keep": 9, "select": "last"}
     whole = run_job(name="whole", **{**two, "checkpoint": store})
     place = str(next(tmp_path.glob("whole-*/step-00000019")))
@@ -88,13 +88,13 @@ def test_two_processes_go_on_from_a_save_that_the_clock_asked_for(run_job: Any, 
 
 def test_where_it_does_not_apply_the_reason_is_said(run_job: Any) -> None:
     with pytest.raises(UserError, match=r"compute\.packed=on: compile\.mode asks for torch\.compile"):
-        run_job(name="compiled", compute={"fast": "on"}, compile={"mode": "on"}, max_steps=1)
+        run_job(name="compiled", compute={"packed": "on"}, compile={"mode": "on"}, max_steps=1)
 
 
 def test_what_has_no_packed_form_is_captured(run_job: Any) -> None:
     """Another optimizer and a moving average: the same losses and validations as eagerly."""
     more = {**SAME, "optimizer": {"name": "sgd", "lr": 0.05}, "ema": {"decay": 0.9}, "batch": {"micro_size": 3}}
-    plain, fast = (run_job(name=name, compute={"fast": name}, **more) for name in ("off", "on"))
+    plain, fast = (run_job(name=name, compute={"packed": name}, **more) for name in ("off", "on"))
     assert fast.result["steps_taken"] == "captured"
     np.testing.assert_allclose(losses(fast), losses(plain), atol=1e-5, rtol=0)
     records = [[[*r["metrics"].values()] for r in done.history if r["kind"] == "validation"] for done in (fast, plain)]

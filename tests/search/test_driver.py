@@ -200,5 +200,5 @@ def test_trials_at_once_are_the_same_every_time(design: Design, warm: Warm, tmp_
 
 
 def test_without_waiting_every_rung_is_reached(design: Design, warm: Warm) -> None:
-    search = run_search(design({"epochs": 2}, trials=4, halving=2, async_save=True, parallel=2), warm)
+    search = run_search(design({"epochs": 2}, trials=4, halving=2, asynchronous=True, parallel=2), warm)
     assert len(search.record.standing(0)) == 4 and search.winner() is not None

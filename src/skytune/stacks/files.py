@@ -14,7 +14,7 @@ T = TypeVar("T")
 INSTANCE_TYPE = re.compile(r"[a-z][a-z0-9-]*\d[a-z0-9-]*\.[a-z0-9-]+")
 """A cloud's name of a machine (`g5.12xlarge`): no preset has a dot in its name."""
 
-HERE = ("device", "fast", "local", "usd_per_hour")
+HERE = ("device", "packed", "local", "usd_per_hour")
 """Keys of `compute` that say nothing of a machine in the cloud."""
 
 SIZE = ("instance_type", "accelerators", "cpus", "memory")

@@ -114,7 +114,7 @@ def expected(job: Job, machine: str, nodes: int) -> Expected | None:
 def work(job: Job) -> str:
     """Return the hash of what decides how long a step takes."""
     values = to_dict(job.config)
-    how = [values["launch"]["num_processes"], values["compute"]["device"], values["compute"]["fast"]]
+    how = [values["launch"]["num_processes"], values["compute"]["device"], values["compute"]["packed"]]
     decides = [{key: values[key] for key in WORK}, job.fingerprints.get("data"), how]
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -12,7 +12,7 @@ SIZE = ("accelerators", "instance_type", "cpus", "memory")
 PLACE = ("infra", "region", "zone")
 """What says where: a cloud asked for voids the stack's region, a region asked for its zone."""
 
-HERE = ("device", "fast", "local", "usd_per_hour")
+HERE = ("device", "packed", "local", "usd_per_hour")
 """What concerns the processes, or this machine alone: the run decides it."""
 
 DEFAULTS: dict[str, Any] = {"num_nodes": 1, "use_spot": False, "idle_minutes_to_autostop": 10, "max_hours": 24.0}
