@@ -252,10 +252,10 @@ def nothing():
 def own(tmp_path, monkeypatch):
     import sys
 
-    (tmp_path / "own_models.py").write_text(OWN)
+    (tmp_path / "own_networks.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    yield "own_models"
-    sys.modules.pop("own_models", None)
+    yield "own_networks"
+    sys.modules.pop("own_networks", None)
 
 
 def test_a_module_of_ones_own_gets_what_its_signature_names(own, families):
