@@ -75,7 +75,13 @@ def test_a_run_goes_on_on_the_other_path(run_job: Any, tmp_path: Any) -> None:
 
 def test_two_processes_go_on_from_a_save_that_the_clock_asked_for(run_job: Any, tmp_path: Any) -> None:
     """Each of them updates a share of the weights: only the first one's clock counts, and all bring theirs for it."""
-    two = {**SAME, "model": {}, "eval": {"every_epochs": 0}, "launch": {"num_processes": 2}, "compute": {"packed": "on"}}
+    two = {
+        **SAME,
+        "model": {},
+        "eval": {"every_epochs": 0},
+        "launch": {"num_processes": 2},
+        "compute": {"packed": "on"},
+    }
     store = {"store": str(tmp_path), "every_minutes": 1e-6, "keep": 9, "select": "last"}
     whole = run_job(name="whole", **{**two, "checkpoint": store})
     place = str(next(tmp_path.glob("whole-*/step-00000019")))

@@ -48,7 +48,8 @@ def test_layers_are_counted_from_the_embeddings_to_the_head(kind: str) -> None:
             assert depth == 0, name
         for number in (0, 1):
             parts = (".block.",) if ".block." in name else (".layer.", ".layers.", ".h.")  # a block of T5 has layers
-            if any(f"{part}{number}." in name for part in parts) and "decoder.block." not in name:  # above the encoder's
+            above = "decoder.block." in name  # of the encoder's
+            if not above and any(f"{part}{number}." in name for part in parts):
                 assert depth == number + 1, name
 
 
