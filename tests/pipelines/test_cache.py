@@ -90,7 +90,7 @@ def test_other_metrics_and_notes_score_anew_and_train_nothing(scene: Any) -> Non
 
 def test_helper_of_load_data(scene: Any) -> None:
     """It runs again; its rows come out the same, so that training on them is reused."""
-    edit(scene, "data/splits.py", "\nimport ", "\nADDED = 1\nimport ")
+    edit(scene, "data/prepare.py", "\nimport ", "\nADDED = 1\nimport ")
     found = statuses(scene)
     assert found["load_data"] == "completed"
     assert found["train_model"] == "cached"

@@ -9,7 +9,7 @@ pytest.importorskip("zenml")
 from skytune.config import ComputeConfig, UserError
 from skytune.stacks.settings import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
-HERE = {"device", "fast", "local", "usd_per_hour"}
+HERE = {"device", "packed", "local", "usd_per_hour"}
 """Keys of `compute` that say how this machine, or any, computes."""
 
 

@@ -9,10 +9,10 @@ from ..config.targets import instantiate
 from ..models.hashing import hash_target, hash_values
 from ..models.hub import commit_of, not_reachable, one_line
 from ..models.quiet import quiet
-from . import packaged
 from .adapt import as_dataset, from_dataset
 from .columns import Columns, text_columns
 from .files import find_files, hash_content, looks_like_file, read_files, read_head
+from .packaged import packaged_part, read, version
 from .rows import Rows
 
 
@@ -44,7 +44,7 @@ class Source:
             self.malformed += malformed
             return rows
         if source is DataSource.packaged:
-            return packaged.read(self.config, spec, key, name, self.columns)
+            return read(self.config, spec, key, name, self.columns)
         return self._hub(spec, key, name) if source is DataSource.hub else self._target(spec, key, name)
 
     def head(self, spec: str) -> Rows:
@@ -81,9 +81,9 @@ class Source:
                 continue
             found.append([key, spec])
             if source is DataSource.packaged:
-                found.append(packaged.packaged_part(config, spec, key)[1])
+                found.append(packaged_part(config, spec, key)[1])
         if source is DataSource.packaged:
-            found += [config.name, packaged.version(config)]
+            found += [config.name, version(config)]
         elif source is DataSource.hub:
             found += [config.name, config.subset, commit_of("dataset", config.name, config.revision)[0]]
         elif source is DataSource.target:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import data, models
 from ..config import NotReachable, RunConfig, to_dict
-from ..tasks import prepared
+from ..tasks.prepared import prepared
 from .cells import Cell
 from .plan import Planned
 from .store import ResultsStore

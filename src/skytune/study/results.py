@@ -15,7 +15,7 @@ from ..launch.run_job import data_hash
 from ..pricing.cost import Attempt, dollars, recorded, spent, spent_in_all
 from ..pricing.prices import Price
 from ..report.scoring import write_file
-from ..tasks import prepared
+from ..tasks.prepared import prepared
 from .cells import Cell
 from .dataset_cache import DATA, MODEL, model_print
 from .plan import Planned, experiment_name, make_plan

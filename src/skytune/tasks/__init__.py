@@ -25,7 +25,6 @@ from typing import Any
 from ..config import PACKAGED, ConfigError, DataConfig, ModelConfig, RunConfig, TaskConfig, UserError
 from ..config.schema.task import AUTO
 from ..config.targets import instantiate, locate
-from ..data import Prepared, prepare
 from ..data.columns import Column
 from ..data.targets import Encoded, Reading, Targets
 from ..models import SavedModel
@@ -68,12 +67,6 @@ def chosen(config: TaskConfig, data: DataConfig, model: ModelConfig) -> Task:
     name, why = choose(data, model)
     log.info("task: %s, because %s (task=NAME decides otherwise)", name, why)
     return TASKS[name]
-
-
-def prepared(config: RunConfig, seed: int) -> Prepared:
-    """Return the splits of a configuration, for its task; see `data.prepare`."""
-    task = chosen(config.task, config.data, config.model)
-    return prepare(config.data, config.model, seed, config.eval.sets, task=task)
 
 
 def of_saved(saved: SavedModel, where: str) -> str:
