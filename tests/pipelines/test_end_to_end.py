@@ -24,7 +24,13 @@ def three_classes(new_checkout: Callable[[], Any], small: list[str]) -> Any:
     """A run on two processes over a three-class file with string labels and columns of its own."""
     checkout = new_checkout()
     checkout.done = checkout.run(
-        *small, "launch.num_processes=2", "launch.threads=1", "name=three", "epochs=6", "compute.usd_per_hour=0.5"
+        *small,
+        "launch.num_processes=2",
+        "launch.threads=1",
+        "name=three",
+        "epochs=6",
+        "compute.usd_per_hour=0.5",
+        "schedule.warmup_ratio=0",  # it is short
     )
     assert checkout.done.code == 0, checkout.done.err
     checkout.recorded = checkout.last_run()
