@@ -37,6 +37,13 @@ def test_a_model_that_another_run_names_stays_until_that_run_goes_too(runs: Path
     assert plan("first-a", "second-b", "third-c") == {"first-a": "", "second-b": "", "third-c": ""}
 
 
+def test_nothing_that_somebody_elses_folder_names_goes(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "photos").mkdir(parents=True)
+    given = lay(tmp_path / "downloads", "photos", checkpoint={"store": str(tmp_path / "mine")})
+    (entry,) = plan_removal([find_run(str(given))], all_runs(), lambda key: None)
+    assert entry.kept.startswith("it lies outside of ") and entry.checkpoints == ""
+
+
 def test_a_model_that_another_run_links_to_stays(runs: Path) -> None:
     first = lay(runs, "first-a")
     weights = lay(runs, "second-b", model={"name": "../alias"}) / "inputs" / "weights"

@@ -179,6 +179,9 @@ def _system(url: str) -> tuple[Any, str]:
 
 def _why_kept(run: RunRecord, others: Iterable[RunRecord]) -> str:
     """Return why a run has to stay; empty where it need not."""
+    if run.folder.parent.resolve() != (home() / "runs").resolve():
+        # Its job file says where checkpoints lie that would go with it; anybody may have written that.
+        return f"it lies outside of {home() / 'runs'}: delete its folder by hand"
     if run.running:
         return "a process works on it"
     for other in others:

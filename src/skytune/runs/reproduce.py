@@ -12,11 +12,11 @@ from .. import models
 from ..checkpoint.resume import differences
 from ..config import RunConfig, UserError
 from ..config.folders import home
-from ..data import prepare
 from ..job import JobDir
 from ..launch import predict, train
 from ..launch.run_dir import decisive
 from ..launch.run_job import checkpoint_hash, data_hash
+from ..tasks.prepared import prepared
 from .catalog import RunRecord
 from .compare import Comparison, compare
 
@@ -82,7 +82,7 @@ def run_again(run: RunRecord, config: RunConfig, code: dict[str, str]) -> Reprod
     trains = job.kind == "train"
     checkpoint = str(config.checkpoint.path)
     known = None if trains else models.saved_model(checkpoint).labels
-    found = prepare(config.data, config.model, config.seed, config.eval.sets, known)
+    found = prepared(config, config.seed, known)
     named = {"validation": found.validation, **found.sets, "test": found.test}
     splits = {name: split for name, split in named.items() if split is not None}
     whole = {"train": found.train, **splits} if trains else splits

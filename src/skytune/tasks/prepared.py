@@ -5,7 +5,7 @@ from ..data import Prepared, prepare
 from . import chosen
 
 
-def prepared(config: RunConfig, seed: int) -> Prepared:
+def prepared(config: RunConfig, seed: int, known: list[str] | None = None) -> Prepared:
     """Return the splits of a configuration, for its task; see `data.prepare`."""
     task = chosen(config.task, config.data, config.model)
-    return prepare(config.data, config.model, seed, config.eval.sets, task=task)
+    return prepare(config.data, config.model, seed, config.eval.sets, known, task)
