@@ -32,7 +32,7 @@ from .compiling import bounded
 from .inputs import check_vocabulary, fit_columns, open_model, padding_of
 from .oom import EvalBatchSize, explained
 from .padding_check import check_padding
-from .results import Phases
+from .results import Phases, where_it_ran
 from .strategy import build_strategy
 from .trainer import predict_split
 from .versions import versions
@@ -98,14 +98,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         jobdir.write_result(
             {
                 "status": "completed",
-                "world_size": world.size,
-                "devices": strategy.devices,
-                "processes_asked": config.launch.num_processes,
-                "device": world.describe(),
-                "strategy": strategy.name,
-                "precision": world.precision.value,
-                "precision_requested": world.requested.value,
-                "peak_memory_bytes": world.peak_memory_bytes(),
+                **where_it_ran(config, world, strategy),
                 "samples_per_s": round(rows / max(phases.seconds["predict_s"], 1e-3), 2),
                 "phases": phases.seconds,
                 "versions": versions(),

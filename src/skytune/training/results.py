@@ -9,17 +9,32 @@ from typing import Any
 
 import torch
 
-from ..config import UserError
+from ..config import RunConfig, UserError
 from ..data.order import SampleOrder
+from ..distributed.context import DistContext
 from .callbacks.base import Callbacks, Run
 from .callbacks.checkpoint import CheckpointCallback
 from .callbacks.history import BestWeights
 from .compiling import WIDTH
 from .flops import peak, utilization
-from .strategy import size
+from .strategy import Strategy, size
 from .train_step import TrainStep
 
 LOOKS = 1000
+
+
+def where_it_ran(config: RunConfig, world: DistContext, strategy: Strategy) -> dict[str, Any]:
+    """Return what `result.json` says of processes, devices, strategy, precision and memory."""
+    return {
+        "world_size": world.size,
+        "devices": strategy.devices,
+        "processes_asked": config.launch.num_processes,
+        "device": world.describe(),
+        "strategy": strategy.name,
+        "precision": world.precision.value,
+        "precision_requested": world.requested.value,
+        "peak_memory_bytes": world.peak_memory_bytes(),
+    }
 
 
 class Phases:

@@ -45,7 +45,7 @@ from .oom import EvalBatchSize, explained, micro_batch
 from .outputs import taken, write_predictions
 from .padding_check import check_padding
 from .prediction import Collect, predict
-from .results import Phases, TrainResult, refuse_partial, shapes_of
+from .results import Phases, TrainResult, refuse_partial, shapes_of, where_it_ran
 from .select_step import open_steps
 from .strategy import Strategy, build_strategy
 from .versions import versions
@@ -128,14 +128,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         jobdir.write_result(
             {
                 "status": status,
-                "world_size": world.size,
-                "devices": strategy.devices,
-                "processes_asked": config.launch.num_processes,
-                "device": world.describe(),
-                "strategy": strategy.name,
-                "precision": world.precision.value,
-                "precision_requested": world.requested.value,
-                "peak_memory_bytes": world.peak_memory_bytes(),
+                **where_it_ran(config, world, strategy),
                 "phases": phases.seconds,
                 "versions": versions(),
                 **({"settings": own} if (own := of_ours(head.settings)) else {}),
