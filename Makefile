@@ -81,7 +81,7 @@ results: $(RUN_STAMP) ## draw an experiment's page again from its stored results
 test: $(DEV_STAMP) ## the whole test suite, but for soak (ARGS="-k splits")
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-fast: $(DEV_STAMP) ## the tests of every room that start no process: four minutes on two cores (ARGS="-k splits")
+test-fast: $(DEV_STAMP) ## the tests of every room that start no process: under three minutes on two cores (ARGS="-k splits")
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not processes and not slow and not soak and not aws" $(ARGS)
 
 # Part of `make test`: where the stand-in cannot start (it needs Linux and root) they skip with the reason, and fail in CI.
