@@ -85,6 +85,17 @@ def test_half_a_compressed_file_is_one_line(write, pack):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, lambda data: zipped(a__csv=data)])
+def test_what_is_packed_again_and_again_is_refused(write, pack):
+    """There are archives that hold themselves, and would be unpacked for ever."""
+    data = CSV.encode()
+    for _ in range(3):
+        data = pack(data)
+    assert content(read(write("three.csv", data))) == ROWS
+    with pytest.raises(UserError, match=r"a\.csv: is packed more than 3 times over: unpack it$"):
+        read(write("a.csv", pack(data)))
+
+
 def test_a_zip_of_several_tables_says_how_to_name_one(write, ways_out):
     path = write("a.zip", zipped(train__csv=CSV, test__csv=CSV, README__md="x", __MACOSX__x="y"))
     with pytest.raises(UserError, match=r"holds 2 files \(train.csv, test.csv\)") as caught:

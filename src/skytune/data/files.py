@@ -64,6 +64,9 @@ BROKEN = (
 )
 """What reading a compressed file raises that is not whole, or locked, or packed in a way that Python does not know."""
 
+LAYERS = 3
+"""How often a file may be packed, one way in another."""
+
 HEAD = 1000
 """Lines that are enough to see what a file holds."""
 
@@ -235,21 +238,26 @@ def _first_lines(data: bytes, kind: str) -> bytes:
     )
 
 
-def unpack(data: bytes, path: str, inside: Callable[[], str]) -> tuple[bytes, str]:
+def unpack(data: bytes, path: str, inside: Callable[[], str], layers: int = LAYERS) -> tuple[bytes, str]:
     """Return what a compressed file holds (anything else as it is), and the name that tells its kind.
 
     Args:
         data: its content; how it begins tells how it was compressed, not its name.
         path: its name.
         inside: gives how one file of an archive is named on the command line, with `%s` for it.
+        layers: how often one may lie in another; there are archives that hold themselves.
 
     Raises:
-        UserError: it is damaged, or an archive of several tables.
+        UserError: it is damaged, packed too often, or an archive of several tables.
     """
+    if layers < 0:
+        raise UserError(f"{path}: is packed more than {LAYERS} times over: unpack it")
     for start, (kind, function) in UNPACKERS.items():
         if data.startswith(start):
             try:
-                return unpack(function(data), path.removesuffix(next(filter(path.endswith, PACKED), "")), inside)
+                return unpack(
+                    function(data), path.removesuffix(next(filter(path.endswith, PACKED), "")), inside, layers - 1
+                )
             except BROKEN as error:
                 raise UserError(f"{path}: is not a whole {kind} file ({first_line(error)})") from error
     if not data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -263,7 +271,7 @@ def unpack(data: bytes, path: str, inside: Callable[[], str]) -> tuple[bytes, st
                 raise UserError(f"{path}: is an OpenDocument spreadsheet: save it as .xlsx or .csv")
             tables = [name for name in names if _ending(name) in KINDS] or names
             if len(tables) == 1:
-                return unpack(archive.read(tables[0]), tables[0], inside)
+                return unpack(archive.read(tables[0]), tables[0], inside, layers - 1)
     except BROKEN as error:
         raise UserError(f"{path}: is not a whole zip file ({first_line(error)})") from error
     if not tables:
