@@ -5,6 +5,7 @@ python .ci/names.py      part of `make lint`; prints file:line and the word to u
 
 import ast
 import io
+import re
 import sys
 import tokenize
 from collections import defaultdict
@@ -58,6 +59,8 @@ def problems() -> list[str]:
             if token.type == tokenize.NAME and token.string in RETIRED:
                 found.append(f"{where}:{token.start[0]}: {token.string}: say {RETIRED[token.string]}")
         for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and re.match("_*refuse(_|$)", node.name):
+                found.append(f"{where}:{node.lineno}: {node.name}: say check_...")
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(f"{where}:{node.lineno}")
     for name, places in classes.items():

@@ -39,7 +39,7 @@ for case in ("apart", "shared"):
     place = root / ("machine-1" if case == "apart" and rank == 1 else "machine-0")
     store, cache = Store.open(str(place), "run"), root / f"cache-{rank}"
     answers[case] = said(lambda: spreading.fetch_everywhere(world, store, 3, cache))
-    answers[f"{case}, refused"] = said(lambda: spreading.refuse_unshared(world, store, "fsdp"))
+    answers[f"{case}, refused"] = said(lambda: spreading.check_store_shared(world, store, "fsdp"))
     until = time.monotonic() + 600  # the other process takes its mark away when both have looked
     while (left := sorted(path.name for path in (place / "run").glob(".*"))) and time.monotonic() < until:
         time.sleep(0.05)

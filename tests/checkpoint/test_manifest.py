@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.checkpoint import manifest as m
-from skytune.checkpoint.resume import differences, refuse_foreign
+from skytune.checkpoint.resume import check_identity, differences
 from skytune.config import UserError
 
 names = st.text("abcdefgh.-_0123456789", min_size=1, max_size=12).filter(lambda n: n[0] != "." and n != m.NAME)
@@ -169,11 +169,11 @@ def test_foreign_names_are_no_steps():
 def test_another_run_is_refused_with_the_difference():
     here = {"batch": {"global_size": 32}, "fingerprints": {"data": "abc"}, "betas": (0.9, 0.99)}
     manifest = made({"a": b"1"}, decisive=here)
-    refuse_foreign(manifest, here, "PATH")
+    check_identity(manifest, here, "PATH")
     other = {"batch": {"global_size": 16}, "fingerprints": {"data": "abc"}, "betas": [0.9, 0.99], "seed": 1}
     assert differences(other, manifest.decisive) == [
         "batch.global_size: 32 there, 16 here",
         "seed: nothing there, 1 here",
     ]
     with pytest.raises(UserError, match=r"resume=PATH: is of another run, run: batch.global_size: 32 there, 16 here"):
-        refuse_foreign(manifest, other, "PATH")
+        check_identity(manifest, other, "PATH")

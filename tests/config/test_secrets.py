@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from skytune.config import ConfigError, RunConfig, from_dict, to_dict
 from skytune.config.scrubbing import guard_logs, scrub, scrubbed
-from skytune.config.secrets import hide, looks_secret, named, refuse_named, reveal
+from skytune.config.secrets import check_secret_names, hide, looks_secret, named, reveal
 from skytune.config.targets import instantiate, split_spec
 
 TOKEN = "hf_canaryCanary0123456789"
@@ -172,7 +172,7 @@ def test_a_file_from_elsewhere_gets_none(compose: Callable[..., RunConfig], monk
     """What a store brings along could otherwise have a secret sent wherever it likes."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(ConfigError, match=r"extra\.to: wants the secret HF_TOKEN of .*extra\.to='http://evil/\$"):
-        refuse_named({"extra": {"to": "http://evil/<env:HF_TOKEN>"}})
+        check_secret_names({"extra": {"to": "http://evil/<env:HF_TOKEN>"}})
     with pytest.raises(ConfigError, match="wants the secret HF_TOKEN"):
         compose("+extra.to='http://evil/<env:HF_TOKEN>'")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skytune.config import ConfigError, RunConfig, UserError, from_dict, to_dict
-from skytune.config.schema.tracking import EXTRAS, TrackerConfig, WandbConfig, WandbMode, refuse_missing_trackers
+from skytune.config.schema.tracking import EXTRAS, TrackerConfig, WandbConfig, WandbMode, check_trackers_installed
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
 def test_a_tracker_asked_for_by_name_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default goes on without; it says so when it starts."""
     monkeypatch.setattr("skytune.config.schema.tracking.find_spec", lambda name: None)
-    refuse_missing_trackers(TrackerConfig())
-    refuse_missing_trackers(TrackerConfig(names=[]))
-    refuse_missing_trackers(TrackerConfig(names=["wandb"], wandb=WandbConfig(mode=WandbMode.disabled)))
+    check_trackers_installed(TrackerConfig())
+    check_trackers_installed(TrackerConfig(names=[]))
+    check_trackers_installed(TrackerConfig(names=["wandb"], wandb=WandbConfig(mode=WandbMode.disabled)))
     for name, extra in EXTRAS.items():
         with pytest.raises(UserError) as refused:
-            refuse_missing_trackers(TrackerConfig(names=["auto", name]))
+            check_trackers_installed(TrackerConfig(names=["auto", name]))
         assert f"tracker={name}: the package {name} is not installed" in str(refused.value)
         assert f"-e '.[{extra}]'" in str(refused.value) and "\n" not in str(refused.value)
 
@@ -91,7 +91,7 @@ def test_a_tracker_asked_for_by_name_must_be_installed(monkeypatch: pytest.Monke
 def test_looking_for_a_package_does_not_import_it() -> None:
     if importlib.util.find_spec("wandb") is None or "wandb" in sys.modules:
         pytest.skip("wandb is not installed, or imported already")
-    refuse_missing_trackers(TrackerConfig(names=["wandb"]))
+    check_trackers_installed(TrackerConfig(names=["wandb"]))
     assert "wandb" not in sys.modules
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skytune.config import ConfigError, Precision, RunConfig, UserError, from_dict
-from skytune.distributed.capabilities import refuse_precision
+from skytune.distributed.capabilities import check_precision
 from skytune.distributed.context import DistContext
 from skytune.distributed.precision import Ability, ability, resolve
 from skytune.training.strategy import build_strategy
@@ -66,10 +66,10 @@ def test_this_cpu() -> None:
 
 def test_refused_before_anything_is_read() -> None:
     with pytest.raises(UserError, match="precision=fp16: a CPU"):
-        refuse_precision(Precision.fp16, "cpu")
+        check_precision(Precision.fp16, "cpu")
     with pytest.raises(UserError, match="precision=fp8: a CPU"):
-        refuse_precision(Precision.fp8, "cpu")
-    refuse_precision(Precision.bf16, "cpu")
+        check_precision(Precision.fp8, "cpu")
+    check_precision(Precision.bf16, "cpu")
     with pytest.raises(ConfigError, match="precision=fp16 is not supported on compute=cpu"):
         from_dict(RunConfig, {"precision": "fp16", "compute": {"device": "cpu"}})
 

@@ -183,7 +183,7 @@ def test_what_the_command_calls_is_what_the_policies_allow(connect: Callable[...
     stack.ensure(account, own, 3, lambda _: None)
     stack.at_rest(account, own)
     boto3.client("s3").create_multipart_upload(Bucket=own.bucket, Key="runs/half")
-    stack.refuse(account, own, delete_data=True)
+    stack.check_deletion(account, own, delete_data=True)
     boto3.client("s3").put_object(Bucket=own.bucket, Key="runs/a", Body=b"x")
     stack.remove(account, own, lambda _: None)
 

@@ -118,7 +118,7 @@ def test_a_bucket_of_the_users_is_used_and_left_as_it_is(account: Account) -> No
         s3.get_bucket_lifecycle_configuration(Bucket="lab-data")
     document = boto3.client("iam").get_role_policy(RoleName=ROLE, PolicyName="skytune-machine")["PolicyDocument"]
     assert "arn:aws:s3:::lab-data/runs/*" in [each["Resource"] for each in document["Statement"]]
-    stack.refuse(account, own, delete_data=False)  # what it holds is no reason: it stays
+    stack.check_deletion(account, own, delete_data=False)  # what it holds is no reason: it stays
     gone: list[Any] = []
     stack.remove(account, own, gone.append)
     assert {each.kind: each.verb for each in gone}["bucket"] == "kept"
@@ -150,11 +150,11 @@ def test_destroying_leaves_nothing(account: Account) -> None:
 
 def test_data_is_not_deleted_by_the_way(account: Account) -> None:
     ensure(account, names(account))
-    stack.refuse(account, names(account), delete_data=False)
+    stack.check_deletion(account, names(account), delete_data=False)
     boto3.client("s3").put_object(Bucket=BUCKET, Key="runs/a/manifest.json", Body=b"x" * 2_000_000)
     with pytest.raises(UserError, match=rf"s3://{BUCKET} holds 1 object, 2.00 MB: --delete-data deletes it for good"):
-        stack.refuse(account, names(account), delete_data=False)
-    stack.refuse(account, names(account), delete_data=True)
+        stack.check_deletion(account, names(account), delete_data=False)
+    stack.check_deletion(account, names(account), delete_data=True)
 
 
 def test_nothing_is_taken_away_under_machines_that_run(account: Account) -> None:
@@ -163,9 +163,9 @@ def test_nothing_is_taken_away_under_machines_that_run(account: Account) -> None
         ImageId="ami-03cf127a", InstanceType="m6i.2xlarge", MinCount=1, MaxCount=1, IamInstanceProfile={"Name": ROLE}
     )
     with pytest.raises(UserError, match=f"machines still run .*{started['Instances'][0]['InstanceId']}.*sky down"):
-        stack.refuse(account, names(account), delete_data=True)
+        stack.check_deletion(account, names(account), delete_data=True)
     boto3.client("ec2").terminate_instances(InstanceIds=[started["Instances"][0]["InstanceId"]])
-    stack.refuse(account, names(account), delete_data=True)
+    stack.check_deletion(account, names(account), delete_data=True)
 
 
 def test_names_of_others_are_left_alone(account: Account) -> None:

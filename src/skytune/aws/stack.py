@@ -47,7 +47,7 @@ def at_rest(account: Account, names: Names) -> str:
     )
 
 
-def refuse(account: Account, names: Names, delete_data: bool) -> None:
+def check_deletion(account: Account, names: Names, delete_data: bool) -> None:
     """Refuse to take a stack away under which machines run, or that holds data.
 
     Raises:

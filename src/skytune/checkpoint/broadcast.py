@@ -75,7 +75,7 @@ def fetch_everywhere(world: "DistContext", store: Store, step: int, folder: Path
     return _sent(world, store, step, folder, blind, have)
 
 
-def refuse_unshared(world: "DistContext", store: Store, strategy: str) -> None:
+def check_store_shared(world: "DistContext", store: Store, strategy: str) -> None:
     """Refuse a store that some machines do not see, for a strategy of which every process saves its part (collective).
 
     Raises:

@@ -105,7 +105,7 @@ def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) 
         found = store.newest(into=cache) if step is None else store.get(step, into=cache)
         if found is None:
             raise UserError(f"resume={wanted}: holds no checkpoint")
-        refuse_foreign(found.manifest, decisive, wanted)
+        check_identity(found.manifest, decisive, wanted)
     if found is None:
         if wanted == "required":
             raise UserError(f"resume=required: {store.location} holds no checkpoint (resume=auto starts the run)")
@@ -143,7 +143,7 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def refuse_foreign(manifest: Manifest, decisive: Mapping[str, Any], where: str) -> None:
+def check_identity(manifest: Manifest, decisive: Mapping[str, Any], where: str) -> None:
     """Refuse to continue from a checkpoint that was trained otherwise.
 
     Raises:

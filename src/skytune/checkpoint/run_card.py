@@ -143,7 +143,7 @@ def remember(store: Store, jobdir: JobDir, job: Job, model: "torch.nn.Module") -
         log.warning("not written beside the checkpoints (only the whole command can go on from them): %s", error)
 
 
-def refuse_empty_start(model: "torch.nn.Module", resumed_from: int | None, name: str) -> None:
+def check_weights_loaded(model: "torch.nn.Module", resumed_from: int | None, name: str) -> None:
     """Refuse to train weights that mean nothing: the model's own files are elsewhere, and no checkpoint was loaded.
 
     Raises:

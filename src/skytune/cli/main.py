@@ -161,7 +161,7 @@ def _main(argv: list[str], shown: ErrorDisplay) -> int:
     if "--cfg" in options:
         print(to_yaml(config), end="")
         return EXIT_OK
-    _refuse_launchers()
+    _check_not_launched()
     from ..launch import origin
 
     origin.begin()
@@ -205,7 +205,7 @@ def _load_dotenv() -> None:
     load_dotenv(SOURCE.parent / ".env")
 
 
-def _refuse_launchers() -> None:
+def _check_not_launched() -> None:
     """Two launchers, one around the other, would start the whole pipeline once a process."""
     if "ACCELERATE_MIXED_PRECISION" in os.environ or ("LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ):
         raise ConfigError(

@@ -14,22 +14,22 @@ def at_least(config: Any, group: str, least: int, *names: str, more: str = "") -
         ConfigError: with the key, as all of these.
     """
     must = f"must be at least {least}" if least else "must not be negative"
-    _refuse(config, group, names, lambda value: least <= value < math.inf, must + more)
+    _check(config, group, names, lambda value: least <= value < math.inf, must + more)
 
 
 def above_zero(config: Any, group: str, *names: str, more: str = "") -> None:
     """Refuse values that are not above 0."""
-    _refuse(config, group, names, lambda value: 0 < value < math.inf, f"must be above 0{more}")
+    _check(config, group, names, lambda value: 0 < value < math.inf, f"must be above 0{more}")
 
 
 def below_one(config: Any, group: str, *names: str) -> None:
     """Refuse values that are not at least 0 and below 1."""
-    _refuse(config, group, names, lambda value: 0 <= value < 1, "must be at least 0 and below 1")
+    _check(config, group, names, lambda value: 0 <= value < 1, "must be at least 0 and below 1")
 
 
 def is_seed(config: Any, group: str) -> None:
     """Refuse a `seed` that numpy does not take."""
-    _refuse(config, group, ("seed",), lambda value: 0 <= value < 2**32, "must lie between 0 and 2**32 - 1")
+    _check(config, group, ("seed",), lambda value: 0 <= value < 2**32, "must lie between 0 and 2**32 - 1")
 
 
 def together(config: Any, group: str, name: str, other: str) -> None:
@@ -46,7 +46,7 @@ def has_targets(group: str, specs: dict[str, Any], kind: str) -> None:
             raise ConfigError(f"{group}.{shown}: needs _target_: package.module.{kind}")
 
 
-def _refuse(config: Any, group: str, names: tuple[str, ...], fine: Callable[[Any], bool], must: str) -> None:
+def _check(config: Any, group: str, names: tuple[str, ...], fine: Callable[[Any], bool], must: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not fine(value):

@@ -22,7 +22,7 @@ from .cli_grammar import GLOBAL, SUGAR, empty, quoted, translate, verbatim
 from .errors import ConfigError
 from .help import field_type, in_dict, is_plain, presets, takes_group, wants_text, without_dots
 from .schema.run import RunConfig
-from .secrets import hide, masked, refuse_named
+from .secrets import check_secret_names, hide, masked
 from .serialize import describe, to_dict
 from .targets import Configurable, import_plugins, registry
 from .trust import approve, flat, wishes
@@ -89,7 +89,7 @@ def compose_run(
         raise ConfigError(_one_line(error)) from error
     for key in emptied:
         empty(values, key)
-    refuse_named(values)
+    check_secret_names(values)
     try:
         config = RunConfig.parse(values)
     except ConfigError as error:

@@ -95,7 +95,7 @@ def named(value: Any) -> list[str]:
     return PLACEHOLDER.findall(value) if isinstance(value, str) else []
 
 
-def refuse_named(values: Any, path: str = "") -> None:
+def check_secret_names(values: Any, path: str = "") -> None:
     """Refuse values that name a variable in the way that only files of this package do: those that a store brings
     along. What lies there could otherwise have a secret sent wherever it likes.
 
@@ -104,7 +104,7 @@ def refuse_named(values: Any, path: str = "") -> None:
     """
     items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     for key, inner in items:
-        refuse_named(inner, _join(path, key))
+        check_secret_names(inner, _join(path, key))
     if isinstance(values, str) and (names := named(values)):
         raise ConfigError(
             f"{path}: wants the secret {names[0]} of a file that came from elsewhere; if that is right, say it in this "

@@ -14,7 +14,7 @@ def chosen(config: RunConfig, processes: int) -> StrategyName:
     return StrategyName.single if processes == 1 else StrategyName.ddp
 
 
-def refuse_strategy(config: RunConfig, processes: int, device: str) -> None:
+def check_strategy(config: RunConfig, processes: int, device: str) -> None:
     """Refuse a strategy that this machine, this number of processes or the installed packages cannot run.
 
     Args:
@@ -55,7 +55,7 @@ def refuse_strategy(config: RunConfig, processes: int, device: str) -> None:
             )
 
 
-def refuse_precision(wanted: Precision, device: str) -> None:
+def check_precision(wanted: Precision, device: str) -> None:
     """Refuse a precision that cannot be had and is not replaced by another one.
 
     Args:

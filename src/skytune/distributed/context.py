@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import Device, Precision, RunConfig, UserError
-from .capabilities import refuse_strategy
+from .capabilities import check_strategy
 from .precision import ability, resolve, set_matmul
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", DistConte
         )
     if device == "mps" and came_up > 1:
         raise UserError(f"launch.num_processes={came_up}: an MPS device serves one process; use 1, or compute=cpu")
-    refuse_strategy(config, came_up, device)
+    check_strategy(config, came_up, device)
     precision = resolve(config.precision, ability(device, local_rank if device == "cuda" else None))
     if precision.note:
         log.warning("%s", precision.note)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ..config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig, UserError
-from ..distributed.capabilities import refuse_precision, refuse_strategy
+from ..distributed.capabilities import check_precision, check_strategy
 from .multinode.topology import nodes_of
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -29,7 +29,7 @@ def visible_gpus() -> list[str]:
     return named[:count] if named else [str(number) for number in range(count)]
 
 
-def refuse_missing(config: RunConfig) -> None:
+def check_machine(config: RunConfig) -> None:
     """Refuse what this machine cannot run, before any data is read; the workers look again, more closely.
 
     Raises:
@@ -47,8 +47,8 @@ def refuse_missing(config: RunConfig) -> None:
             "(see nvidia-smi); use compute=cpu, or a smaller launch.num_processes"
         )
     every = nodes if launch.num_processes == "auto" else 1  # a number counts the processes of all machines
-    refuse_strategy(config, processes_wanted(compute, launch) * every, device_here(compute))
-    refuse_precision(config.precision, device_here(compute))
+    check_strategy(config, processes_wanted(compute, launch) * every, device_here(compute))
+    check_precision(config.precision, device_here(compute))
 
 
 def device_here(compute: ComputeConfig) -> str:

@@ -96,7 +96,7 @@ class FolderMaterializer(BaseMaterializer):
 
     def _write(self, folder: Path, data: Any) -> None:
         self.write(folder, data)
-        refuse_pickles(folder)
+        check_no_pickles(folder)
         self._bytes = sum(path.stat().st_size for path in files_under(folder))
         if self.HASHED and self._bytes <= _HASH_UP_TO:
             self._content_hash = self.content_hash(folder)
@@ -196,7 +196,7 @@ def download(uri: str, folder: Path, store: Any) -> None:
                 shutil.copyfileobj(file, sink, _CHUNK)
 
 
-def refuse_pickles(folder: Path) -> None:
+def check_no_pickles(folder: Path) -> None:
     """Check that no file under `folder` is a pickle or of a kind that holds pickles.
 
     Raises:

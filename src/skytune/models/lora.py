@@ -113,7 +113,7 @@ def attach(model: Any, config: ModelConfig, folder: str, new: set[str]) -> None:
             use_dora=lora.dora,
         )
     else:
-        given.refuse_other_base(config, weights)
+        given.check_same_base(config, weights)
         settings = given.settings()
         whole = _outermost({*whole, *given.whole(model)})
     try:
@@ -126,7 +126,7 @@ def attach(model: Any, config: ModelConfig, folder: str, new: set[str]) -> None:
             raise UserError(f"{where}: peft cannot make it: {error}") from error
         found = ", ".join(sorted(_linear(model))) or "none"
         raise ConfigError(f"{where}: {type(model).__name__} has no such layer that can be adapted: {found}") from error
-    _refuse_tied(model)
+    _check_untied(model)
     for name in whole:
         model.get_submodule(name).requires_grad_(True)
     place = Path(config.name).expanduser()
@@ -204,7 +204,7 @@ class _Given:
     def said(self) -> str:
         return f"model.lora.adapter={self.folder}"
 
-    def refuse_other_base(self, config: ModelConfig, weights: str) -> None:
+    def check_same_base(self, config: ModelConfig, weights: str) -> None:
         """Refuse a base that the adapter was not trained on: by the hash of its weights where the adapter knows it,
         else by its name."""
         base = str(self.values.get("base_model_name_or_path") or "")
@@ -360,7 +360,7 @@ def _linear(model: Any) -> set[str]:
     return {name.rpartition(".")[2] for name in _names(model)}
 
 
-def _refuse_tied(model: Any) -> None:
+def _check_untied(model: Any) -> None:
     """Refuse an adapter of a layer that shares its weights with another: merged, it would change both.
 
     Raises:

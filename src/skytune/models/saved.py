@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.json import load_json
 from ..config import UserError
-from ..config.secrets import refuse_named
+from ..config.secrets import check_secret_names
 from ..config.targets import instantiate
 from ..job import write_json
 from .classes import own_classes, sizes_offered
@@ -199,7 +199,7 @@ def _load_target(info: SavedModel) -> Any:
     from safetensors.torch import load_model as load_tensors
 
     spec = _read_spec(Path(info.folder))
-    refuse_named(spec["args"], f"{info.folder}/{TARGET_FILE}: args")
+    check_secret_names(spec["args"], f"{info.folder}/{TARGET_FILE}: args")
     offered = sizes_offered(info.labels, spec.get("vocab_size"))
     model = instantiate(str(info.target), spec["args"], offered=offered, key="model._target_")
     if not isinstance(model, torch.nn.Module):

@@ -103,7 +103,7 @@ def fetch(name: str, revision: str | None = None, weights: bool = True, key: str
     local = local_folder(name, key, weights)
     if local is None:
         local = snapshot(name, revision, weights, config=key != TOKENIZER)
-        refuse_code(local, f"{key}={name}")
+        check_no_code(local, f"{key}={name}")
         if key != TOKENIZER:
             check_format(Path(local), f"{key}={name}", weights)
     return local
@@ -126,7 +126,7 @@ def local_folder(name: str, key: str, weights: bool = True) -> str | None:
     if path.is_dir():
         if key != TOKENIZER:
             check_format(path.absolute(), f"{key}={name}", weights)
-        refuse_code(str(path), f"{key}={name}")
+        check_no_code(str(path), f"{key}={name}")
         return str(path.absolute())
     if path.exists():
         raise UserError(f"{key}={name}: is a file; give the folder that holds config.json")
@@ -198,7 +198,7 @@ TORCHS_OWN = (None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm
 where a package is missing."""
 
 
-def refuse_code(folder: str, said: str) -> None:
+def check_no_code(folder: str, said: str) -> None:
     """Refuse a model or tokenizer that brings code of its own, or has some fetched: it would run when it is loaded.
 
     Args:

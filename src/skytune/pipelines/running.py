@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import materializers
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import hide
-from ..launch.gpus import refuse_missing
+from ..launch.gpus import check_machine
 from ..launch.skypilot import machines_asked
 from ..pricing.cost import cost_of
 from ..report import summary, training_rows
@@ -117,7 +117,7 @@ def _say_where(client: "Client", config: RunConfig) -> None:
             log.info("compute: what it says of machines is ignored; the cells run where study says")
         else:
             raise UserError(_no_machines(asked, client.active_stack_model.name, trains))
-    refuse_missing(config)
+    check_machine(config)
 
 
 def _no_machines(asked: Mapping[str, Any], stack: str, trains: bool) -> str:

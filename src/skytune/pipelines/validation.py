@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .. import data, models
 from ..config import DataSource, Pipeline, RunConfig, UserError, to_dict
-from ..config.schema.tracking import refuse_missing_trackers
+from ..config.schema.tracking import check_trackers_installed
 from ..config.targets import locate
 from ..config.trust import approve, flat
 from ..launch.predict_files import check_files
@@ -21,7 +21,7 @@ def validated(config: RunConfig) -> RunConfig:
     if config.pipeline in (Pipeline.study, Pipeline.search):  # their plans look
         return config
     if config.pipeline is Pipeline.training:
-        refuse_missing_trackers(config.tracker)
+        check_trackers_installed(config.tracker)
         if config.model.lora.adapter:
             models.check_adapter(Path(config.model.lora.adapter).expanduser())
         place = Path(config.model.name).expanduser()

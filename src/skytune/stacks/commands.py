@@ -28,11 +28,11 @@ def register(asked: StackOptions) -> int:
 
     before = registered.find(client, asked.name)
     if before is None:
-        registered.refuse_taken(client, asked.name)
+        registered.check_name_free(client, asked.name)
     account = accounts.connect(asked.region or (before.region if before else file.region))
     own = names_of(asked.name, account, asked.bucket or (before.bucket if before else file.bucket))
     if before is not None:
-        _refuse_moving(before, own)
+        _check_same_place(before, own)
     print(f"stack {asked.name}: account {account.id}, {account.region}", flush=True)
     done = stack.ensure(account, own, file.keep_days, _say)
     settings = {"infra": CLOUD, "region": account.region, **settings}
@@ -80,7 +80,7 @@ def destroy(asked: StackOptions, *, yes: bool, delete_data: bool) -> int:
     if found and found.account != account.id:
         raise UserError(f"stack {asked.name} is of another account than these credentials: AWS_PROFILE chooses others")
     own = names_of(asked.name, account, asked.bucket or (found.bucket if found else None))
-    stack.refuse(account, own, delete_data)
+    stack.check_deletion(account, own, delete_data)
     print(f"stack {asked.name}: account {account.id}, {account.region}", flush=True)
     if not yes and not _agreed(own, delete_data):
         print("nothing was changed")
@@ -106,7 +106,7 @@ def policy(asked: StackOptions, *, setup: bool) -> int:
     return 0
 
 
-def _refuse_moving(stack: "Registered", own: "Names") -> None:
+def _check_same_place(stack: "Registered", own: "Names") -> None:
     """Refuse to register a stack elsewhere: what it has where it is would be forgotten, and go on costing.
 
     Raises:

@@ -52,7 +52,7 @@ def register(client: "Client", name: str, settings: dict[str, Any], labels: dict
     return before is None or find(client, name) != before
 
 
-def refuse_taken(client: "Client", name: str) -> None:
+def check_name_free(client: "Client", name: str) -> None:
     """Refuse a name under which somebody registered a stack by hand.
 
     Raises:

@@ -141,7 +141,7 @@ def shapes_of(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def refuse_partial(model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_whole_model(model: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse to hand on a model of which something is missing, empty or a shard.
 
     Raises:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.run_card import refuse_empty_start, remember
+from ..checkpoint.run_card import check_weights_loaded, remember
 from ..config import RunConfig, UserError
-from ..config.schema.tracking import refuse_missing_trackers
+from ..config.schema.tracking import check_trackers_installed
 from ..config.secrets import reveal
 from ..data.batches import Ragged, TokenTable
 from ..data.order import SampleOrder
@@ -45,7 +45,7 @@ from .oom import EvalBatchSize, explained, micro_batch
 from .outputs import taken, write_predictions
 from .padding_check import check_padding
 from .prediction import Collect, predict
-from .results import Phases, TrainResult, refuse_partial, shapes_of, where_it_ran
+from .results import Phases, TrainResult, check_whole_model, shapes_of, where_it_ran
 from .select_step import open_steps
 from .strategy import Strategy, build_strategy
 from .versions import versions
@@ -62,7 +62,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
     """
     config, phases, task = job.config, Phases(), find(job.config.task)
     if job.kind == "train":
-        refuse_missing_trackers(config.tracker)
+        check_trackers_installed(config.tracker)
     phases.seconds["start_s"] = round(max(0.0, time.time() - started), 3)
     with phases.time("load_s"), explained("the model was opened"):
         accelerator, world = join(config, asked)
@@ -192,7 +192,7 @@ def _train(
     checkpoints = CheckpointCallback(config, job.run_key, jobdir.root / "checkpoints", job.decisive, world, snapshot)
     checkpoints.open(launch=os.environ.get("SKYTUNE_LAUNCH") or str(os.getpid()))
     checkpoints.resume(run)
-    refuse_empty_start(run.model, run.resumed_from, config.model.name)
+    check_weights_loaded(run.model, run.resumed_from, config.model.name)
     if world.main:
         remember(checkpoints.store, jobdir, jobdir.job, run.model)  # as it was written: lengths not bounded
     callbacks.append("checkpoints", checkpoints)
@@ -309,7 +309,7 @@ def _save(
     model = strategy.export()
     if model is None or not world.main:
         return
-    refuse_partial(model, shapes)
+    check_whole_model(model, shapes)
     models.give_settings(model, head.settings)
     temporary = jobdir.model.with_name(".model.part")
     tokenizer = jobdir.root / job.tokenizer if job.tokenizer else None

@@ -8,7 +8,7 @@ import pytest
 
 from skytune.config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig, from_dict
 from skytune.job import JobDir
-from skytune.launch.gpus import processes_each, refuse_missing
+from skytune.launch.gpus import check_machine, processes_each
 from skytune.launch.local import agent
 from skytune.launch.multinode.topology import PORT, Nodes, first_host, node_addresses, nodes_of
 
@@ -249,4 +249,4 @@ def test_two_machines_of_four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_processes_that_cannot_be_shared_out_are_refused_before_data_are_read() -> None:
     config = RunConfig(launch=LaunchConfig(nodes=2, num_processes=3), compute=ComputeConfig(device=Device.cpu))
     with pytest.raises(ConfigError, match=r"^launch.num_processes=3: cannot be shared out evenly among 2 machines"):
-        refuse_missing(config)
+        check_machine(config)

@@ -10,7 +10,7 @@ from skytune.config import ComputeConfig, RunConfig, UserError, from_dict
 from skytune.config.folders import home
 from skytune.job import Job
 from skytune.launch.skypilot.cost_estimate import Expected, expected, remember
-from skytune.launch.skypilot.offer import Offer, announce, enter, refuse_dear
+from skytune.launch.skypilot.offer import Offer, announce, check_price, enter
 from skytune.pricing.cost import Attempt
 
 PLAN = Offer(cloud="AWS", instance_type="g5.xlarge", region="us-east-1", use_spot=True, gpus=1, hourly_usd=0.6)
@@ -105,9 +105,9 @@ def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes() -> None:
 
 
 def test_what_is_too_dear_is_refused_for_all_machines_together() -> None:
-    refuse_dear(PLAN, ComputeConfig(max_hourly_usd=1.0))
+    check_price(PLAN, ComputeConfig(max_hourly_usd=1.0))
     with pytest.raises(UserError, match=r"max_hourly_usd=1: what can be had, 2 x g5\.xlarge .* costs \$1\.20 an hour"):
-        refuse_dear(PLAN, ComputeConfig(max_hourly_usd=1.0, num_nodes=2))
+        check_price(PLAN, ComputeConfig(max_hourly_usd=1.0, num_nodes=2))
 
 
 def test_an_attempt_knows_its_machine() -> None:

@@ -534,12 +534,12 @@ def test_a_disk_that_is_too_small_is_refused(job: JobDir, tmp_path: Path) -> Non
     with (place / "job" / "inputs" / "weights" / "model.safetensors").open("wb") as file:
         file.truncate(2_000_000_000)  # a hole: 2 GB of nothing
     inputs = place / "job" / "inputs"
-    upload.refuse_small_disk(inputs, config(), None)
-    upload.refuse_small_disk(inputs, config(), 100)
+    upload.check_disk_size(inputs, config(), None)
+    upload.check_disk_size(inputs, config(), 100)
     with pytest.raises(UserError, match=r"compute\.disk_size=40: .* need about 51 GB"):
-        upload.refuse_small_disk(inputs, config(), 40)
-    upload.refuse_small_disk(inputs, config(checkpoint={"store": "s3://bucket/runs"}), 40)
+        upload.check_disk_size(inputs, config(), 40)
+    upload.check_disk_size(inputs, config(checkpoint={"store": "s3://bucket/runs"}), 40)
     with (inputs / "huge.arrow").open("wb") as file:
         file.truncate(300 * 10**9)
     with pytest.raises(UserError, match=r"disk_size=256 \(SkyPilot's own size\): .* need about 351 GB"):
-        upload.refuse_small_disk(inputs, config(), None)
+        upload.check_disk_size(inputs, config(), None)

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, GPT2Config
 
 from skytune.config import ConfigError, Precision, RunConfig, StrategyName, UserError, from_dict
-from skytune.distributed.capabilities import chosen, refuse_strategy
+from skytune.distributed.capabilities import check_strategy, chosen
 from skytune.distributed.context import DistContext
-from skytune.launch.gpus import refuse_missing
+from skytune.launch.gpus import check_machine
 from skytune.training.strategy import Strategy, build_strategy
 from skytune.training.strategy.blocks import checkpoint_activations, find_blocks
 from skytune.training.strategy.ddp import Counted, joined
@@ -57,7 +57,7 @@ def test_refused(
 ) -> None:
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     with pytest.raises(UserError) as error:
-        refuse_strategy(config(processes, **strategy), processes, device)
+        check_strategy(config(processes, **strategy), processes, device)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -67,13 +67,13 @@ def test_refused_where_deepspeed_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(
         UserError, match=r"strategy=zero3: DeepSpeed is not installed: pip install .*-e '\.\[deepspeed\]'"
     ):
-        refuse_strategy(config(2, name="zero3"), 2, "cuda")
+        check_strategy(config(2, name="zero3"), 2, "cuda")
 
 
 def test_refused_before_any_data_is_read() -> None:
     with pytest.raises(UserError, match="strategy=single is one process, 2"):
-        refuse_missing(config(2, name="single"))
-    refuse_missing(config(2, name="fsdp"))
+        check_machine(config(2, name="single"))
+    check_machine(config(2, name="fsdp"))
 
 
 @pytest.mark.parametrize(

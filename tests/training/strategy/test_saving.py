@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from skytune.config import UserError
 from skytune.models import load_saved
 from skytune.training.outputs import read_predictions
-from skytune.training.results import refuse_partial, shapes_of
+from skytune.training.results import check_whole_model, shapes_of
 
 TrainResult = Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]
 
@@ -105,10 +105,10 @@ def exported(done: Any, tokenized: Callable[..., Any]) -> None:
 def test_an_export_that_is_not_whole_is_refused(change: Callable[[Any], None], message: str) -> None:
     model = torch.nn.Linear(4, 3)
     shapes = shapes_of(model)
-    refuse_partial(model, shapes)
+    check_whole_model(model, shapes)
     change(model)
     with pytest.raises(UserError, match=f"not whole, so nothing was written: {message}"):
-        refuse_partial(model, shapes)
+        check_whole_model(model, shapes)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ class TrackerConfig:
         return [name for name in names if name != "wandb" or self.wandb.effective_mode() != WandbMode.disabled.value]
 
 
-def refuse_missing_trackers(tracker: TrackerConfig) -> None:
+def check_trackers_installed(tracker: TrackerConfig) -> None:
     """Refuse a tracker that was asked for by name and whose package is not installed in this Python.
 
     Raises:

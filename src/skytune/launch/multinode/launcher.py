@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ...common.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
 from ...config import ComputeConfig, Device, LaunchConfig, Preempted, RunConfig, UserError
-from ...distributed.capabilities import refuse_strategy
+from ...distributed.capabilities import check_strategy
 from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
 from ..compatibility import about, differs, lacks, network, own_address
@@ -88,7 +88,7 @@ class NodesLauncher:
         """
         config = job.job.config
         each = processes_each(compute, config.launch, self.nodes.count)
-        refuse_strategy(config, each * self.nodes.count, device_here(compute))
+        check_strategy(config, each * self.nodes.count, device_here(compute))
         if Lead.current is not None:
             return run_workers(
                 job, config.launch, MultiNodeWorkerGroup(job, Lead.current, config.launch, compute, each)

@@ -64,7 +64,7 @@ class SkyPilotLauncher:
         require()
         config = job.job.config
         compute = merged(self.stack, compute)
-        _refuse_local_store(config)
+        _check_store_remote(config)
         passing = S3Transfer.of(config, job.job.run_key)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class SkyPilotLauncher:
                     _tell_cost(job, running.made)
 
 
-def _refuse_local_store(config: RunConfig) -> None:
+def _check_store_remote(config: RunConfig) -> None:
     store = config.checkpoint.store
     if store and ("://" not in store or store.startswith(("file://", "memory://"))):
         raise UserError(

@@ -68,7 +68,7 @@ def enter(attempt: Attempt, plan: Offer) -> None:
     attempt.hourly_usd = plan.all_hourly(attempt.nodes)
 
 
-def refuse_dear(plan: Offer, compute: ComputeConfig) -> None:
+def check_price(plan: Offer, compute: ComputeConfig) -> None:
     """Refuse machines that cost more than may be spent, or for which nobody knows it.
 
     Raises:

@@ -19,10 +19,10 @@ from .cluster import Cluster
 from .machine import processes
 from .messages import explained, no_machine, say_progress, stopped
 from .monitor import Exchange, JobMonitor, forget_last_attempt, unless_it_fails
-from .offer import Offer, announce, enter, refuse_dear
+from .offer import Offer, announce, check_price, enter
 from .outcome import JobVerdict, verdict
 from .secret_cleanup import forget, values_of
-from .upload import refuse_small_disk, stage
+from .upload import check_disk_size, stage
 
 log = logging.getLogger(__name__)
 
@@ -147,10 +147,10 @@ class RecoveryLoop:
     def _launch(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt, spot: bool) -> tuple[int, Offer]:
         """Choose a machine, say which, bring it up; return the job's number and the choice."""
         upload = self.job.root / "upload"
-        refuse_small_disk(self.job.inputs, self.config, self.compute.disk_size)
+        check_disk_size(self.job.inputs, self.config, self.compute.disk_size)
         stage(self.job, upload, inputs=self.exchange.passing is None)
         plan = cluster.plan(self._task(upload, spot, None), monitor.tick)
-        refuse_dear(plan, self.compute)
+        check_price(plan, self.compute)
         enter(attempt, plan)
         announce(self.job.job, plan, self.nodes, self.name)
         self.exchange.send(upload, monitor.tick)
@@ -169,7 +169,7 @@ class RecoveryLoop:
         if real is not None and (real.instance_type, real.region) != (plan.instance_type, plan.region):
             enter(attempt, real)
             log.info("got %s", attempt.machine)
-            refuse_dear(real, self.compute)
+            check_price(real, self.compute)
         return number, plan
 
     def _left_behind(self, tick: Callable[[], None]) -> bool:

@@ -79,7 +79,7 @@ def stage(job: JobDir, folder: Path, *, inputs: bool = True) -> None:
     code = folder / "code"
     shutil.copytree(PACKAGE, code / "skytune", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     paths = _stage_own(held.config, [Path(path) for path in held.paths], folder)
-    refuse_large(folder)
+    check_upload_size(folder)
     (folder / "requirements.txt").write_text("\n".join(requirements(held.config)) + "\n")
     (folder / "constraints.txt").write_text(constraints())
     target = JobDir(folder / "job")
@@ -96,7 +96,7 @@ def stage_inputs(job: JobDir, folder: Path) -> None:
     _link_tree(job.inputs, JobDir(folder / "job").inputs)
 
 
-def refuse_large(folder: Path) -> None:
+def check_upload_size(folder: Path) -> None:
     """Refuse code that cannot be all code.
 
     Raises:
@@ -112,7 +112,7 @@ def refuse_large(folder: Path) -> None:
         )
 
 
-def refuse_small_disk(inputs: Path, config: RunConfig, disk_gb: int | None) -> None:
+def check_disk_size(inputs: Path, config: RunConfig, disk_gb: int | None) -> None:
     """Refuse a disk on which inputs and checkpoints will not fit, as far as their sizes are known before training.
 
     A checkpoint holds the weights and, with AdamW, two states of their size. Without a store elsewhere

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoint.async_writer import Event, Failed, Tensors, Writer
-from ...checkpoint.broadcast import fetch, fetch_everywhere, refuse_unshared
+from ...checkpoint.broadcast import check_store_shared, fetch, fetch_everywhere
 from ...checkpoint.lease import Lease, acquire
 from ...checkpoint.resume import Chosen, choose, mark_finished
 from ...checkpoint.retry import Retry
@@ -160,7 +160,7 @@ class CheckpointCallback(Callback):
             "lease": self.lease,
         }
         if self.strategy.sharded:
-            refuse_unshared(self.world, self.store, self.strategy.name)
+            check_store_shared(self.world, self.store, self.strategy.name)
             board = Board(self.world.rank, self.world.size)
             self.writer = ShardWriter(self.store, board, own=self.strategy.own_files, **options)
         elif self.world.main:

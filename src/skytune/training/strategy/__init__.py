@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ...config import RunConfig, StrategyName
-from ...distributed.capabilities import chosen, refuse_strategy
+from ...distributed.capabilities import check_strategy, chosen
 from .base import Strategy, size
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def build_strategy(config: RunConfig, world: "DistContext") -> Strategy:
     from .ddp import DataParallel, DataParallelBase, OptimizerSharding
     from .fsdp import FullyShard
 
-    refuse_strategy(config, world.size, world.device.type)
+    check_strategy(config, world.size, world.device.type)
     kinds = {
         StrategyName.single: Strategy,
         StrategyName.dp: DataParallel,

@@ -184,7 +184,7 @@ class Strategy:
 
     def load(self, weights: Stored) -> None:
         """Put weights that `state` returned back into the model; `weights` may read what is needed as it is asked."""
-        refuse_other(trained_state(self.model), weights)
+        check_parameter_names(trained_state(self.model), weights)
         self.model.load_state_dict(dict(weights), strict=not has_adapter(self.model))
 
     def optimizer_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -221,7 +221,7 @@ def _counts_own_rows(module: torch.nn.Module) -> bool:
     return isinstance(module, norm) and not isinstance(module, torch.nn.SyncBatchNorm)
 
 
-def refuse_other(own: Mapping[str, torch.Tensor], weights: Stored) -> None:
+def check_parameter_names(own: Mapping[str, torch.Tensor], weights: Stored) -> None:
     """Refuse weights that do not have the names of a model's own.
 
     Raises:

@@ -17,7 +17,7 @@ from ...checkpoint.shards import Stored
 from ...config import Offload, OptimizerConfig, Precision, RunConfig, UserError
 from ...models import trained_state
 from ..schedule import build_optimizer
-from .base import Strategy, refuse_other
+from .base import Strategy, check_parameter_names
 from .fsdp import filled, hollow
 from .grad_scaler import into_deepspeed, of_deepspeed
 
@@ -146,7 +146,7 @@ class DeepSpeed(Strategy):
         import deepspeed
         from deepspeed.utils import safe_set_full_fp32_param
 
-        refuse_other(trained_state(self.model), weights)
+        check_parameter_names(trained_state(self.model), weights)
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if name not in weights:
                 continue

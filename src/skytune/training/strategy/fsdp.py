@@ -23,7 +23,7 @@ from ...config import CompileMode, Offload, OptimizerConfig, RunConfig, Sharding
 from ...distributed.precision import DTYPES
 from ...models import trained_state
 from ..compiling import compile_in_place
-from .base import Strategy, own_group, refuse_other
+from .base import Strategy, check_parameter_names, own_group
 from .blocks import find_blocks
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class FullyShard(Strategy):
     def load(self, weights: Stored) -> None:
         """Only what this process holds is read."""
         own = trained_state(self.model)
-        refuse_other(own, weights)
+        check_parameter_names(own, weights)
         with torch.no_grad():
             for name, tensor in own.items():
                 piece = local_piece(tensor)
