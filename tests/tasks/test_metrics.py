@@ -161,7 +161,7 @@ def test_impossible_logits_are_refused() -> None:
 # As `evaluate` knows them
 
 SCORE_TWICE = """
-import socket, sys
+import inspect, socket, sys
 from pathlib import Path
 import numpy as np
 
@@ -171,6 +171,12 @@ def refuse(*_, **__):
 socket.socket.connect = socket.getaddrinfo = refuse
 from skytune.tasks import metrics
 assert not {"evaluate", "sklearn"} & set(sys.modules), "importing the room costs what is not needed yet"
+class Looks:  # as `inspect` does, in another thread, while `evaluate` is imported
+    def find_spec(self, name, *_):
+        if name.startswith("evaluate."):
+            for module in list(sys.modules.values()):
+                inspect.getmodule(module), inspect.getsourcefile(module) if getattr(module, "__file__", None) else 0
+sys.meta_path.insert(0, Looks())
 right = int(sys.argv[1])
 labels = np.arange(60) % 2
 predicted = np.where(np.arange(60) < right, labels, 1 - labels)

@@ -379,7 +379,7 @@ def import_evaluate() -> Any:
     Whoever calls one has them imported then."""
     if "evaluate" not in sys.modules:
         later = ModuleType("evaluate.evaluator")
-        later.__dict__["__getattr__"] = lambda name: functools.partial(_evaluator, name)
+        later.__dict__["__getattr__"] = _later
         sys.modules[later.__name__] = later
         try:
             import evaluate
@@ -390,6 +390,12 @@ def import_evaluate() -> Any:
 
     evaluate.config.HF_EVALUATE_OFFLINE |= constants.HF_HUB_OFFLINE  # it does not look at that one
     return evaluate
+
+
+def _later(name: str) -> Any:
+    if name.startswith("__"):  # no file: `inspect` asks all modules for theirs, in whatever thread
+        raise AttributeError(name)
+    return functools.partial(_evaluator, name)
 
 
 def _evaluator(name: str, *args: Any, **options: Any) -> Any:
