@@ -56,6 +56,7 @@ PROCESSES = (
     "docker",
     "doctor",
     "launch/multinode",
+    "launch/remote",
     "launch/skypilot",
     "launch/test_local.py",
     "launch/test_predict_files.py",

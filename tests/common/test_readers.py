@@ -16,7 +16,7 @@ from skytune.checkpoint.store import Store
 from skytune.common.paths import UnsafeNameError
 from skytune.config import RunConfig, UserError
 from skytune.job import Job, JobDir
-from skytune.launch.skypilot.s3_transfer import INPUTS, S3Transfer
+from skytune.launch.remote.s3_transfer import INPUTS, S3Transfer
 from skytune.materializers.arrow import read_dataset, write_dataset
 from skytune.materializers.files import download
 from skytune.models import model_files

@@ -29,12 +29,15 @@ from skytune.distributed.preemption import FLAG_FILE
 from skytune.job import Job, JobDir, RankError
 from skytune.launch.local import agent
 from skytune.launch.multinode.topology import Nodes, node_addresses
-from skytune.launch.skypilot import machines_asked, merged, scripts, upload
+from skytune.launch.remote import upload
+from skytune.launch.remote.exchange import forget_last_attempt
+from skytune.launch.remote.handed_on import secrets
+from skytune.launch.remote.node import check_gpus
+from skytune.launch.remote.outcome import ENDED, End, JobVerdict, verdict
+from skytune.launch.skypilot import machines_asked, merged, scripts
 from skytune.launch.skypilot.machine import processes, resources
 from skytune.launch.skypilot.messages import explained, reasons, telling
-from skytune.launch.skypilot.monitor import PREFIX, JobMonitor, forget_last_attempt
-from skytune.launch.skypilot.node import check_gpus
-from skytune.launch.skypilot.outcome import ENDED, End, JobVerdict, verdict
+from skytune.launch.skypilot.monitor import PREFIX, JobMonitor
 from skytune.launch.skypilot.secret_cleanup import forget
 from skytune.pricing.cost import Attempt, Clock, Cost, cost_of
 
@@ -290,7 +293,7 @@ def test_secrets_are_no_plain_variables(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "aws-canary")
     envs = scripts.environment(config(), ComputeConfig(), launch_id="x", processes=1, gpus=0, on_aws=True)
-    hidden = scripts.secrets(config())
+    hidden = secrets(config())
     assert hidden["HF_TOKEN"] == "hf_canary" and "aws-canary" not in json.dumps([envs, hidden])
     task = scripts.task("train", "/x", ComputeConfig(), envs, hidden)
     assert "canary" not in json.dumps({key: value for key, value in task.items() if key != "secrets"})

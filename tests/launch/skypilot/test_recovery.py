@@ -16,9 +16,9 @@ import pytest
 from skytune.common.background import Pending
 from skytune.config import ComputeConfig, Detached, Preempted, RecoveryConfig, RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir, RankError
+from skytune.launch.remote.offer import Offer
+from skytune.launch.remote.s3_transfer import S3Transfer
 from skytune.launch.skypilot import SkyPilotLauncher, cluster, launcher, monitor, recovery
-from skytune.launch.skypilot.offer import Offer
-from skytune.launch.skypilot.s3_transfer import S3Transfer
 
 exceptions = pytest.importorskip("sky.exceptions", reason="needs the extra aws")
 

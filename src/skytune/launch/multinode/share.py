@@ -15,8 +15,8 @@ from ...config import RunConfig
 from ...config.folders import home
 from ...job import JobDir
 from ..compatibility import own_address
+from ..remote.s3_transfer import INPUTS, S3Transfer
 from ..run_dir import slug
-from ..skypilot.s3_transfer import INPUTS, S3Transfer
 from .presence import Mailbox
 from .topology import PORT, Nodes
 

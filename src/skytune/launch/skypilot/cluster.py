@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...common.background import Pending
+from ..remote.exchange import Tick
+from ..remote.offer import Offer
 from .message_text import Lines
 from .messages import telling
-from .offer import Offer
 from .scripts import JOB
 
 log = logging.getLogger(__name__)
-
-Tick = Callable[[], None]
 
 QUICK_SECONDS = 90.0
 """How long a question about a cluster may take."""

@@ -5,12 +5,10 @@ import json
 import logging
 import re
 import urllib.request
-from typing import Any
 
 from ...common.background import Pending
-from ...config import NotReachable, Preempted, UserError
+from ...config import NotReachable, UserError
 from ...config.installing import add_extra
-from ...job import JobDir
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +120,6 @@ def say_progress(text: str) -> None:
         log.info("  %s", reasons([text]))
     elif any(mark in text for mark in PROGRESS):
         log.info("  %s", text.strip(" \u2699\ufe0e\u2713\u251c\u2514\u2500\u2502"))
-
-
-def stopped(job: JobDir) -> Preempted:
-    """Return the error of a run that was told to end: whether it could save."""
-    result: dict[str, Any] = job.read_result() or {}
-    if result.get("status") != "preempted":
-        return Preempted("stopped without saving; the same command goes on from the last checkpoint, if there is one")
-    return Preempted(f"stopped after step {result['steps']}, which is saved; the same command goes on")
 
 
 def _why_no_cloud(infra: str | None) -> str:

@@ -6,10 +6,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...common.background import Pending
 from ...config import Preempted
@@ -17,15 +15,12 @@ from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
 from ...pricing.cost import Clock
 from ..log_streaming import STAMP, records
+from ..remote.exchange import Exchange, unless_it_fails
+from ..remote.outcome import ENDED, End
 from ..signals import Stopping
-from .cluster import Cluster, Tick
-from .outcome import ENDED, End
-from .s3_transfer import INPUTS, S3Transfer
-from .upload import stage_inputs
+from .cluster import Cluster
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 POLL_SECONDS = 2.0
 CALM_SECONDS = 8.0
@@ -43,73 +38,11 @@ MIRROR_SECONDS = 30.0
 SETTLE_SECONDS = 8.0
 """What the cloud may take to say that a machine is gone whose peers have noticed it."""
 
-STORE_SECONDS = 3600.0
-"""How long inputs or outputs may take on their way."""
-
 PREFIX = re.compile(r"^\((?:(?P<name>[^(),]*),? )?(?:rank=(?P<rank>\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 """What SkyPilot puts before every line of a job's log."""
 
 NOISE = re.compile(r"\[?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
 """How PyTorch's own warnings begin, which go to standard error: SkyPilot's log has both streams in one."""
-
-
-def unless_it_fails(call: Callable[[], T], otherwise: T, what: str, level: int = logging.DEBUG) -> T:
-    """Return what a call returns; `otherwise`, and a line that says why, where it fails. A stop goes on."""
-    try:
-        return call()
-    except Preempted:
-        raise
-    except Exception as error:  # the machine, the network or SkyPilot's server
-        log.log(level, "%s: %s", what, error)
-        return otherwise
-
-
-class Exchange:
-    """Inputs and outputs of a job through its store; without one that can take them nothing happens here."""
-
-    def __init__(self, job: JobDir, passing: S3Transfer | None) -> None:
-        self.job, self.passing = job, passing
-
-    def send(self, upload: Path, tick: Tick) -> None:
-        """Send inputs to the store; where it takes none from this machine, lay them where they are synced from."""
-        if self.passing is None:
-            return
-        call = partial(self.passing.send, self.job.inputs, upload / "job" / INPUTS)
-        sent = self._asked(call, tick, "inputs go to the machines from here, since the store takes none")
-        if sent is None:
-            stage_inputs(self.job, upload)
-        else:
-            said = f"{sent / 1e6:.1f} MB sent" if sent else "there already"
-            log.info("inputs: %s, %s/.inputs", said, self.passing.url)
-
-    def collect(self, tick: Tick) -> bool:
-        """Fetch what the machines left in the store; return whether the first one has left anything there."""
-        call = self.passing and partial(self.passing.collect, self.job)
-        return bool(call and self._asked(call, tick, "results cannot be fetched"))
-
-    def forget(self, tick: Tick) -> None:
-        """Remove what an attempt left in the store: before the next one, and once it is here."""
-        if self.passing is not None:
-            self._asked(self.passing.forget, tick, "what the job left stays in the store")
-
-    def left_behind(self, tick: Tick) -> bool:
-        """Take the results of a job that came to its end, and its machines to theirs, when no driver was there any
-        more; return whether there are any, of the same code."""
-        if self.passing is None:
-            return False
-        code = self.job.job.fingerprints.get("code")
-        left = self._asked(self.passing.left, tick, "earlier results cannot be looked for")
-        if not left or 0 not in left or left[0]["code"] != code or not self.collect(tick):
-            return False
-        if (self.job.read_result() or {}).get("status") != "completed":
-            return False
-        log.info("the job has ended while nobody was here: its results come from %s", self.passing.url)
-        self.forget(tick)
-        return True
-
-    def _asked(self, call: Callable[[], T], tick: Tick, otherwise: str) -> T | None:
-        waiting = lambda: Pending[T | None](call, "the store").wait(tick, STORE_SECONDS)  # noqa: E731
-        return unless_it_fails(waiting, None, otherwise, logging.WARNING)
 
 
 class JobMonitor:
@@ -290,10 +223,3 @@ class JobMonitor:
         if self._log is not None:
             unless_it_fails(partial(self._log.wait, seconds=30.0), None, "the job's log")
         self._muted = True
-
-
-def forget_last_attempt(job: JobDir) -> None:
-    """Remove what says how the attempt before ended."""
-    left = [file for name in ("rank-*.error.json", "setup-*.log") for file in Path(job.logs).glob(name)]
-    for file in (job.outputs / "result.json", *left):
-        file.unlink(missing_ok=True)

@@ -1,141 +1,28 @@
-"""On every machine that SkyPilot brings up: torchrun with the right ranks, within a time, and an end that says why.
+"""On every machine that SkyPilot brings up: which of them it is.
 
     python bootstrap.py skytune.launch.skypilot.node JOBDIR
 
-It reads SkyPilot's variables (SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS) and the launcher's (`scripts.environment`). A
-machine that is not what was asked for (GPUs missing, a driver too old for torch) ends the job before data is loaded.
+It reads SkyPilot's variables (SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS) and the launcher's (`scripts.environment`).
 """
 
 import math
 import os
-import re
-import signal
-import subprocess
 import sys
-import time
 
-from ...common.stop_request import StopRequest
-from ...config import UserError
-from ...job import JobDir, RankError
-from ..gpus import threads_each
-from ..local import agent, environment
+from ...job import JobDir
 from ..multinode.topology import Nodes, node_addresses
-from ..processes import end_group
-from .s3_transfer import INPUTS, S3Transfer
-
-PORT = 29517
-"""Where rank 0 waits for the others; nothing else runs on the machine."""
+from ..remote.node import PORT, take_part
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run this machine's part of the job; return the exit code."""
     (folder,) = sys.argv[1:] if argv is None else argv
-    job, node = JobDir(folder), int(os.environ.get("SKYPILOT_NODE_RANK", "0"))
+    rank = int(os.environ.get("SKYPILOT_NODE_RANK", "0"))
     each = int(os.environ.get("SKYTUNE_PROCESSES_EACH", "1"))
-    passing = None
-    try:
-        check_gpus(int(os.environ.get("SKYTUNE_GPUS_EACH", "0")))
-        passing = S3Transfer.of(job.job.config, job.job.run_key)
-        if passing is not None and (job.root / INPUTS).is_file():
-            passing.receive(job)
-        return _run(job, node, each)
-    except UserError as error:
-        print(f"error: {error}", flush=True)
-        record = RankError(type="UserError", message=str(error), user=True, time=time.time())
-        job.write_error(node * each, record)
-        return 1
-    finally:
-        if passing is not None:
-            _leave(passing, job, node)
-
-
-def _leave(passing: S3Transfer, job: JobDir, node: int) -> None:
-    """Put what the job left where it outlives this machine; where that fails, the driver fetches it from here."""
-    try:
-        passing.leave(job, node, job.job.fingerprints.get("code"))
-    except UserError as error:
-        print(f"warning: results stay on this machine: {error}", flush=True)
-
-
-def check_gpus(wanted: int) -> None:
-    """Refuse a machine that lacks GPUs, or whose driver torch cannot use.
-
-    Raises:
-        UserError: with what was found and the way out.
-    """
-    if not wanted:
-        return
-    import torch
-
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found >= wanted:
-        return
-    driver, supported = _driver()
-    needed = torch.version.cuda
-    if supported and needed and _version(supported) < _version(needed):
-        raise UserError(
-            f"this machine's driver ({driver}) is for CUDA {supported}, torch {torch.__version__} needs {needed}: "
-            "compute.image_id chooses an image with a newer driver"
-        )
-    raise UserError(
-        f"{wanted} GPUs were asked for on every machine, torch finds {found}"
-        + (f" (driver {driver})" if driver else " (no NVIDIA driver answers there)")
-        + ": compute.image_id chooses another image, compute.instance_type another machine"
-    )
-
-
-def _driver() -> tuple[str, str]:
-    """Return (driver version, newest CUDA it is for); empty where none answers."""
-    try:
-        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=60, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return "", ""
-    driver, cuda = re.search(r"Driver Version: ([\d.]+)", said), re.search(r"CUDA Version: ([\d.]+)", said)
-    return (driver[1] if driver else ""), (cuda[1] if cuda else "")
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2])
-
-
-class _SignalForwarder(StopRequest):
-    """Hands SIGTERM on to the workers."""
-
-    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
-        super().__init__([signal.SIGTERM])
-        self.child = child
-
-    def heard(self, number: int, first: bool) -> None:
-        if self.child.poll() is None:
-            os.killpg(self.child.pid, number)
-
-
-def _run(job: JobDir, node: int, each: int) -> int:
+    gpus = int(os.environ.get("SKYTUNE_GPUS_EACH", "0"))
     addresses = node_addresses(os.environ.get("SKYPILOT_NODE_IPS", "")) or ["127.0.0.1"]
-    launch = job.job.config.launch
-    asked = len(addresses) * each
-    nodes = Nodes(len(addresses), node, addresses[0], PORT, "SkyPilot")
-    env = environment(asked, threads_each(launch, each), launch.timeouts.stop)
-    env["SKYTUNE_PROGRESS"] = "lines"
-    job.logs.mkdir(parents=True, exist_ok=True)
-    child = subprocess.Popen(
-        agent(job, nodes, each, addresses[0], PORT), env=env, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-
-    _SignalForwarder(child).listen()
-    limit = float(os.environ.get("SKYTUNE_MAX_SECONDS") or math.inf)
-    try:
-        code = child.wait(None if math.isinf(limit) else limit)
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"ended after compute.max_hours={limit / 3600:g}, which the job may take at most; its checkpoints are kept"
-        ) from None
-    finally:
-        end_group(child, launch.timeouts.stop)
-    if code == 0 and node == 0 and job.read_result() is None:
-        print("error: the workers ended without a result", flush=True)
-        return 1
-    return 0 if code == 0 else 1
+    nodes = Nodes(len(addresses), rank, addresses[0], PORT, "SkyPilot")
+    return take_part(JobDir(folder), nodes, each, gpus, float(os.environ.get("SKYTUNE_MAX_SECONDS") or math.inf))
 
 
 if __name__ == "__main__":

@@ -1,28 +1,27 @@
 """Machines for one job until it is done: chosen, brought up, followed to the end, taken down whatever happened."""
 
 import logging
-import signal
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...config import ComputeConfig, Detached, Preempted, RunConfig, UserError, WorkerError
-from ...job import JobDir
+from ...config import Detached, UserError, WorkerError
 from ...pricing.cost import NO_MACHINE, Attempt, Clock, dollars
 from ..failures import failure
-from ..signals import Stopping
+from ..remote.attempts import AttemptLoop
+from ..remote.exchange import forget_last_attempt, unless_it_fails
+from ..remote.handed_on import secrets
+from ..remote.offer import Offer, announce, check_price, enter
+from ..remote.outcome import JobVerdict, verdict
+from ..remote.upload import check_disk_size, stage
 from . import scripts
 from .cluster import Cluster
 from .machine import processes
-from .messages import explained, no_machine, say_progress, stopped
-from .monitor import Exchange, JobMonitor, forget_last_attempt, unless_it_fails
-from .offer import Offer, announce, check_price, enter
-from .outcome import JobVerdict, verdict
+from .messages import explained, no_machine, say_progress
+from .monitor import JobMonitor
 from .secret_cleanup import forget, values_of
-from .upload import check_disk_size, stage
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +29,8 @@ DOWN_TRIES = 4
 
 
 @dataclass
-class RecoveryLoop:
+class RecoveryLoop(AttemptLoop[JobMonitor]):
     """Brings machines up for one job until it is done, and leaves none behind."""
-
-    job: JobDir
-    config: RunConfig
-    compute: ComputeConfig
-    """Completed by the stack's."""
-    stopping: Stopping
-    exchange: Exchange
-    made: list[Attempt] = field(default_factory=list)
-    launch_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def name(self) -> str:
@@ -48,39 +38,11 @@ class RecoveryLoop:
         readable, _, digits = self.job.root.name.rpartition("-")
         return f"skytune-{readable[:24].strip('-._') or 'run'}-{digits}".replace("_", "-")
 
-    @property
-    def nodes(self) -> int:
-        """Machines of an attempt."""
-        return self.compute.num_nodes or 1
+    def no_machine(self) -> type[Exception]:
+        """See `AttemptLoop`."""
+        return no_machine()
 
-    def run(self) -> None:
-        """Make attempts until one is done; raise where none will be."""
-        spot = bool(self.compute.use_spot)
-        limit = self.compute.recovery.max_attempts
-        for number in range(1, limit + 1):
-            try:
-                found, monitor = self._attempt(spot)
-            except no_machine() as error:
-                if not (spot and self.compute.recovery.on_demand_fallback):
-                    raise self._explained(error) from error
-                log.warning("%s; going on at the full price", self._explained(error))
-                spot = False
-                found, monitor = self._attempt(spot)
-            if found is JobVerdict.done:
-                return
-            if self.stopping.asked_by is not None:
-                raise KeyboardInterrupt if self.stopping.asked_by == signal.SIGINT else stopped(self.job)
-            if found is JobVerdict.failed:
-                raise self._failure(monitor)
-            word = "was taken away" if found is JobVerdict.preempted else "was taken away or lost"
-            if number < limit:
-                log.warning("a machine %s: attempt %d of %d goes on from the last checkpoint", word, number + 1, limit)
-        raise Preempted(
-            f"machines were taken away or lost {limit} times (compute.recovery.max_attempts={limit}); the same command "
-            "goes on from the last checkpoint"
-        )
-
-    def _attempt(self, spot: bool) -> tuple[JobVerdict, JobMonitor]:
+    def attempt(self, spot: bool) -> tuple[JobVerdict, JobMonitor]:
         """Bring machines up (or find those of a driver that died), run the job, take them down; say what its end means.
 
         Raises:
@@ -123,7 +85,7 @@ class RecoveryLoop:
             attempt.ended = NO_MACHINE
             raise
         except Exception as error:
-            raise self._explained(error) from error
+            raise self.explained(error) from error
         finally:
             failed = found is JobVerdict.failed
             try:
@@ -133,15 +95,16 @@ class RecoveryLoop:
                     self._take_down(cluster)
             except UserError as error:
                 # The command ends with this one: that machines may still run.
-                why = self._failure(monitor) if failed else error.__context__
+                why = self.failure(monitor) if failed else error.__context__
                 if isinstance(why, Exception):
-                    log.error("%s", self._explained(why))
+                    log.error("%s", self.explained(why))
                 raise
             finally:
                 clock.enter("")
                 attempt.phases = {name: value for name, value in clock.seconds.items() if name != "plan_s"}
 
-    def _explained(self, error: Exception) -> UserError:
+    def explained(self, error: Exception) -> UserError:
+        """See `AttemptLoop`."""
         return explained(error, self.name, self.compute.infra)
 
     def _launch(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt, spot: bool) -> tuple[int, Offer]:
@@ -152,7 +115,7 @@ class RecoveryLoop:
         plan = cluster.plan(self._task(upload, spot, None), monitor.tick)
         check_price(plan, self.compute)
         enter(attempt, plan)
-        announce(self.job.job, plan, self.nodes, self.name)
+        announce(self.job.job, plan, self.nodes, f"cluster {self.name}")
         self.exchange.send(upload, monitor.tick)
         self.exchange.forget(monitor.tick)
         self.made.append(attempt)  # from now on there may be machines
@@ -164,7 +127,7 @@ class RecoveryLoop:
             cluster.give_up_launch()
             raise
         finally:
-            forget(values_of(scripts.secrets(self.config)))
+            forget(values_of(secrets(self.config)))
         real = cluster.launched(monitor.tick)
         if real is not None and (real.instance_type, real.region) != (plan.instance_type, plan.region):
             enter(attempt, real)
@@ -248,7 +211,7 @@ class RecoveryLoop:
             gpus=plan.gpus if plan and self.compute.device.value != "cpu" else 0,
             on_aws=plan is not None and plan.cloud.upper() == "AWS",
         )
-        hidden = scripts.secrets(self.config) if plan else {}
+        hidden = secrets(self.config) if plan else {}
         return scripts.task("train", str(upload), self.compute, envs, hidden, use_spot=spot)
 
     def _check_world(self, result: dict[str, Any], plan: Offer) -> None:
@@ -256,7 +219,8 @@ class RecoveryLoop:
         if result.get("world_size") != nodes * each:
             raise WorkerError(f"{nodes * each} worker processes were asked for, {result.get('world_size')} trained")
 
-    def _failure(self, monitor: JobMonitor) -> UserError:
+    def failure(self, monitor: JobMonitor) -> UserError:
+        """See `AttemptLoop`."""
         if not self.job.read_errors() and not monitor.tail and (said := monitor.said_by_setup()):
             shown = "\n".join(f"  {text}" for text in said[-15:])
             return WorkerError(f"preparing the machine failed; all of it is in {monitor.cluster.record}:\n{shown}")

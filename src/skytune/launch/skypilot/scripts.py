@@ -1,12 +1,11 @@
 """What SkyPilot is asked to run: the task's setup and run scripts, its environment and its secrets."""
 
-import os
 import shlex
 import sys
 from typing import Any
 
-from ...config import ComputeConfig, RunConfig, to_dict
-from ...config.secrets import looks_secret, named
+from ...config import ComputeConfig, RunConfig
+from ..remote.handed_on import handed_on
 from .machine import resources
 
 WORKDIR = "~/sky_workdir"
@@ -18,12 +17,6 @@ JOB = f"{WORKDIR}/job"
 PYTHON = "$HOME/skytune-env/bin/python"
 SETUP_MINUTES = 30
 GRACE_SECONDS = 120
-
-HANDED_ON = ("HF_ENDPOINT", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_MODE", "HF_HUB_OFFLINE")
-"""Variables of this process that say where services are."""
-
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
-"""Secrets of this process that workers may need. Those of the cloud are not among them: machines have a role."""
 
 UV = "0.13.9"
 UV_WHEELS = {
@@ -120,17 +113,7 @@ def environment(
     }
     if on_aws:
         found["SKYTUNE_IMDS"] = "http://169.254.169.254"
-    return {**found, **{name: os.environ[name] for name in HANDED_ON if os.environ.get(name)}}
-
-
-def secrets(config: RunConfig) -> dict[str, str]:
-    """Return what workers must know and nobody else may: SkyPilot hands it on without showing it."""
-    own = [name for name in os.environ if name.startswith("SKYTUNE_") and looks_secret(name)]
-    return {
-        name: os.environ[name]
-        for name in dict.fromkeys([*SECRETS, *own, *named(to_dict(config))])
-        if os.environ.get(name)
-    }
+    return {**found, **handed_on()}
 
 
 def task(

@@ -9,8 +9,8 @@ import pytest
 from skytune.config import ComputeConfig, RunConfig, UserError, from_dict
 from skytune.config.folders import home
 from skytune.job import Job
-from skytune.launch.skypilot.cost_estimate import Expected, expected, remember
-from skytune.launch.skypilot.offer import Offer, announce, check_price, enter
+from skytune.launch.remote.cost_estimate import Expected, expected, remember
+from skytune.launch.remote.offer import Offer, announce, check_price, enter
 from skytune.pricing.cost import Attempt
 
 PLAN = Offer(cloud="AWS", instance_type="g5.xlarge", region="us-east-1", use_spot=True, gpus=1, hourly_usd=0.6)
@@ -36,7 +36,7 @@ def result(**more: Any) -> dict[str, Any]:
 def test_without_an_earlier_run_nothing_is_expected(caplog: pytest.LogCaptureFixture) -> None:
     assert expected(job(), "g5.xlarge", 1) is None
     with caplog.at_level("INFO"):
-        announce(job(), PLAN, 2, "mine")
+        announce(job(), PLAN, 2, "cluster mine")
     assert caplog.messages == [
         "launching 2 x g5.xlarge (spot, AWS us-east-1), $1.20 an hour, in all unknown (no run like it has ended on "
         "such machines), as cluster mine"
@@ -50,7 +50,7 @@ def test_the_same_run_is_expected_to_take_as_long_as_last_time(caplog: pytest.Lo
     assert found.words(3.6).startswith("in all about $0.80, 13 min (as this run took on 20")
     assert found.words(None).startswith("in all price n/a, 13 min")
     with caplog.at_level("INFO"):
-        announce(job(), PLAN, 1, "mine")
+        announce(job(), PLAN, 1, "cluster mine")
     assert "$0.60 an hour, in all about $0.13, 13 min (as this run took on" in caplog.text
 
 

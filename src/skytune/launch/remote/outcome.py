@@ -18,6 +18,8 @@ class JobVerdict(Enum):
     """The machine was told that it is taken away, and the job has saved."""
     lost = "lost"
     """A machine is gone, or does not answer."""
+    time_up = "time up"
+    """The job knew that its time was up, and has saved."""
     failed = "failed"
 
     @property

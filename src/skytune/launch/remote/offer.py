@@ -8,7 +8,7 @@ from typing import Any
 from ...config import ComputeConfig, UserError
 from ...job import Job
 from ...pricing.cost import Attempt
-from .cost_estimate import UNKNOWN, expected
+from ..remote.cost_estimate import UNKNOWN, expected
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,11 @@ class Offer:
         return None if self.hourly_usd is None else self.hourly_usd * nodes
 
 
-def announce(job: Job, plan: Offer, nodes: int, cluster: str) -> None:
+def announce(job: Job, plan: Offer, nodes: int, name: str) -> None:
     """Say what is about to be launched: machine, place, price an hour, and the total where earlier runs tell it."""
     found = expected(job, plan.instance_type, nodes)
     total = UNKNOWN if found is None else found.words(plan.all_hourly(nodes))
-    log.info("launching %s, %s, as cluster %s", plan.describe(nodes), total, cluster)
+    log.info("launching %s, %s, as %s", plan.describe(nodes), total, name)
 
 
 def enter(attempt: Attempt, plan: Offer) -> None:

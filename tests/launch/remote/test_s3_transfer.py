@@ -12,9 +12,9 @@ import pytest
 
 from skytune.config import RunConfig, UserError, from_dict
 from skytune.job import JobDir, read_json
-from skytune.launch.skypilot import s3_transfer as module
-from skytune.launch.skypilot.monitor import Exchange
-from skytune.launch.skypilot.s3_transfer import INPUTS, S3Transfer
+from skytune.launch.remote import s3_transfer as module
+from skytune.launch.remote.exchange import Exchange
+from skytune.launch.remote.s3_transfer import INPUTS, S3Transfer
 
 pytest.importorskip("s3fs")
 boto3 = pytest.importorskip("boto3")
