@@ -43,7 +43,10 @@ RETIRED = {
     "Told": "StopRequested",
     "Trained": "TrainResult",
     "World": "DistContext",
+    "mine": "what it is: own_rank, own_rows, is_best ...",
     "place_to_resume": "parse_resume_path",
+    "said": "what it is: message, output, lines, typed, listing ...",
+    "theirs": "what it is: peers, other, wanted ...",
     "whole_config": "run_config",
     "worn_out": "retries_exhausted",
 }

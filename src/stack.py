@@ -111,8 +111,8 @@ def run(words: argparse.Namespace) -> int:
     from skytune.stacks import commands
     from skytune.stacks.options import StackOptions
 
-    said = {key: value for key, value in vars(words).items() if key in StackOptions.__dataclass_fields__}
-    asked = StackOptions(**{"name": "", **said}, configs=CONFIGS)
+    given = {key: value for key, value in vars(words).items() if key in StackOptions.__dataclass_fields__}
+    asked = StackOptions(**{"name": "", **given}, configs=CONFIGS)
     if words.command == "register":
         return commands.register(asked)
     if words.command == "check":

@@ -64,6 +64,6 @@ def test_rows_are_added_up_by_whoever_has_them(size: int, count: int, ids: list[
         out[others] = 0
         total += out
         assert torch.equal(
-            rows.mine(torch.arange(count)), ~others if rank == 0 else ~others & (torch.arange(count) < rows.left)
+            rows.holds(torch.arange(count)), ~others if rank == 0 else ~others & (torch.arange(count) < rows.left)
         )
     assert torch.equal(total, expected)

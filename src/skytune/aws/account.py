@@ -155,19 +155,19 @@ def _client(session: Any, service: str, region: str) -> Any:
 
 
 def _refusal(error: Any, stack: str) -> str:
-    said, doing = code(error), error.operation_name
+    why, doing = code(error), error.operation_name
     message = str(error.response.get("Error", {}).get("Message", "")).strip().split("\n")[0]
-    if said in EXPIRED:
+    if why in EXPIRED:
         return f"the AWS credentials have expired: {LOG_IN}"
-    if said in UNKNOWN_KEYS:
-        return f"AWS does not know these credentials ({said}): {LOG_IN}"
-    if said in REFUSED:
+    if why in UNKNOWN_KEYS:
+        return f"AWS does not know these credentials ({why}): {LOG_IN}"
+    if why in REFUSED:
         return (
-            f"AWS refuses {doing}: {message or said}; `python src/stack.py policy {stack}` prints what must be allowed"
+            f"AWS refuses {doing}: {message or why}; `python src/stack.py policy {stack}` prints what must be allowed"
         )
-    if said == "OptInRequired":
+    if why == "OptInRequired":
         return f"the account has not enabled this region ({doing}): enable it under Account, AWS Regions, or --region"
-    return f"AWS, {doing}: {said}: {message}"
+    return f"AWS, {doing}: {why}: {message}"
 
 
 def _first(error: Exception) -> str:

@@ -54,17 +54,17 @@ def use_role(stack: str, labels: Mapping[str, Any] | None) -> None:
         UserError: the user has a configuration of SkyPilot's for this folder (which then stays in force) that gives
             machines no role: they would be given the user's own keys.
     """
-    said = labels or {}
-    if said.get(BUCKET) and said.get(ACCOUNT):
-        os.environ[OWNER] = f"{said[BUCKET]}={said[ACCOUNT]}"
-    role = said.get(ROLE_LABEL)
+    known = labels or {}
+    if known.get(BUCKET) and known.get(ACCOUNT):
+        os.environ[OWNER] = f"{known[BUCKET]}={known[ACCOUNT]}"
+    role = known.get(ROLE_LABEL)
     if not role:
         return
-    theirs = os.environ.get(INTERNAL) or os.environ.get(VARIABLE) or (Path(OF_THE_USER).exists() and OF_THE_USER)
-    if theirs:
-        if _identity(Path(theirs).expanduser()) in (None, KEYS):
+    other = os.environ.get(INTERNAL) or os.environ.get(VARIABLE) or (Path(OF_THE_USER).exists() and OF_THE_USER)
+    if other:
+        if _identity(Path(other).expanduser()) in (None, KEYS):
             raise UserError(
-                f"{theirs}: this configuration of SkyPilot's would have your own AWS keys copied to every machine of "
+                f"{other}: this configuration of SkyPilot's would have your own AWS keys copied to every machine of "
                 f"stack {stack}: put `aws: {{remote_identity: {role}}}` into it"
             )
         return
@@ -95,7 +95,7 @@ def versions() -> Finding:
     address = server()
     local = address == SERVER
     try:
-        said = _health(address)
+        health = _health(address)
     except urllib.error.HTTPError as error:
         text = f"client {client}; {address} answers with HTTP {error.code}"
         way = "`sky api login` (its token may have expired)" if error.code in (401, 403) else RESTART
@@ -106,9 +106,9 @@ def versions() -> Finding:
         return Finding(
             Level.fail, "skypilot", f"client {client}; {address} does not answer ({error})", "`sky api info`"
         )
-    running = str(said.get("version"))
-    if said.get("status") != "healthy":
-        status = said.get("status")
+    running = str(health.get("version"))
+    if health.get("status") != "healthy":
+        status = health.get("status")
         return Finding(Level.fail, "skypilot", f"client {client}; the API server {running} is {status}", RESTART)
     if running != client:
         way = RESTART if local else f"pip install 'skypilot[aws]=={running}', or update the server"
@@ -122,8 +122,8 @@ def server() -> str:
         return os.environ["SKYPILOT_API_SERVER_ENDPOINT"].rstrip("/")
     file = Path(os.environ.get("SKYPILOT_GLOBAL_CONFIG") or "~/.sky/config.yaml").expanduser()
     try:
-        said = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        return str(said["api_server"]["endpoint"]).rstrip("/")
+        settings = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        return str(settings["api_server"]["endpoint"]).rstrip("/")
     except (OSError, KeyError, TypeError, yaml.YAMLError):
         return SERVER
 

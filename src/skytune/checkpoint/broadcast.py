@@ -53,23 +53,25 @@ def fetch(store: Store, step: int, folder: Path) -> Found:
         return store.get(step, into=folder, reuse=True)
 
 
-def fetch_everywhere(world: "DistContext", store: Store, step: int, folder: Path, mine: Found | None = None) -> Found:
+def fetch_everywhere(
+    world: "DistContext", store: Store, step: int, folder: Path, fetched: Found | None = None
+) -> Found:
     """Return one checkpoint with its files on this machine, on every process (collective); see `fetch`.
 
     Args:
-        mine: what this process has fetched already.
+        fetched: what this process has fetched already.
 
     Raises:
         UserError: the checkpoint is not there, or not valid.
     """
 
     def have() -> Found:
-        return mine if mine is not None else fetch(store, step, folder)
+        return fetched if fetched is not None else fetch(store, step, folder)
 
     if not several_machines(world) or store.backend.local("") is None:
         return all_do(world, have)
-    theirs = main_does(world, lambda: _manifest(store, step))
-    blind = _manifest(store, step) != theirs
+    on_main = main_does(world, lambda: _manifest(store, step))
+    blind = _manifest(store, step) != on_main
     if not _any(world, blind):
         return all_do(world, have)
     return _sent(world, store, step, folder, blind, have)

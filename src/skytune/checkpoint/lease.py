@@ -183,7 +183,7 @@ def acquire(
         heartbeat=time.time(),
         expiry_seconds=expiry_seconds or 4 * beat,
     )
-    deadline, said, conflicts = time.monotonic() + wait_seconds, False, 0
+    deadline, announced, conflicts = time.monotonic() + wait_seconds, False, 0
     seen, since = b"", time.monotonic()
     while True:
         data, version = store.attempt(lambda: backend.read_version(path), "reading the lease")
@@ -197,8 +197,8 @@ def acquire(
         if wait > 0 and there is not None:
             if now > deadline:
                 raise LeaseHeld(store.location, there, wait)
-            if say is not None and not said:
-                said = True
+            if say is not None and not announced:
+                announced = True
                 say(str(LeaseHeld(store.location, there, wait)))
             time.sleep(min(wait, 1.0, beat, max(0.05, deadline - time.monotonic())))
             continue

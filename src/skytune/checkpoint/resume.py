@@ -135,11 +135,11 @@ def _start_anew(store: Store) -> None:
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     """Return what differs between two nested dicts, one `a.b: X there, Y here` a value, in the order of the keys."""
-    mine, theirs = flatten(json.loads(json.dumps(here))), flatten(there)
+    own, other = flatten(json.loads(json.dumps(here))), flatten(there)
     return [
-        f"{key}: {_say(theirs, key)} there, {_say(mine, key)} here"
-        for key in sorted(mine.keys() | theirs.keys())
-        if key not in mine or key not in theirs or mine[key] != theirs[key]
+        f"{key}: {_say(other, key)} there, {_say(own, key)} here"
+        for key in sorted(own.keys() | other.keys())
+        if key not in own or key not in other or own[key] != other[key]
     ]
 
 

@@ -115,19 +115,19 @@ class ShardWriter(Writer):
 
     def prepare(self, tensors: Tensors) -> None:
         """As `Writer` does, for this process's part."""
-        super().prepare(self._mine(tensors)[0])
+        super().prepare(self._own_part(tensors)[0])
 
     def submit(self, step: int, tensors: Tensors, state: Mapping[str, Any], **options: Any) -> float:
         """As `Writer` does; all processes call it for the same steps. `tensors` may be DTensors."""
         self.count += 1
-        mine, index = self._mine(tensors)
+        part, index = self._own_part(tensors)
         options["documents"] = {**(options.get("documents") or {}), INDEX: index}
         # Never skipped here: a process that skipped alone would keep the others waiting for its part.
-        return super().submit(step, mine, state, **{**options, "must": True})
+        return super().submit(step, part, state, **{**options, "must": True})
 
-    def _mine(self, tensors: Tensors) -> tuple[dict[str, dict[str, "torch.Tensor"]], dict[str, Any]]:
+    def _own_part(self, tensors: Tensors) -> tuple[dict[str, dict[str, "torch.Tensor"]], dict[str, Any]]:
         """Return the pieces that this process writes, by file, and what the index says of them."""
-        mine: dict[str, dict[str, torch.Tensor]] = {}
+        part: dict[str, dict[str, torch.Tensor]] = {}
         index: dict[str, Any] = {}
         for kind, named in tensors.items():
             found = pieces(named, self.main or kind in self.own)
@@ -135,9 +135,9 @@ class ShardWriter(Writer):
             if not found:
                 continue
             name = file_name(kind, self.board.rank, self.board.size)
-            mine[name] = {key: piece.tensor for key, piece in found.items()}
+            part[name] = {key: piece.tensor for key, piece in found.items()}
             index[kind] = index_of(found, f"{name}.safetensors")
-        return mine, index
+        return part, index
 
     def _write(self, save: _Save) -> Manifest:
         prefix, token = f"{self.count}", f"{self.token}-{self.count}" if self.board.size > 1 else None
@@ -191,12 +191,12 @@ class ShardWriter(Writer):
         """
         until, found = time.monotonic() + self.patience, []
         for rank in range(1, self.board.size):
-            said = self.board.read(f"{prefix}/{rank}", max(0.0, until - time.monotonic()))
-            if said is None:
+            answer = self.board.read(f"{prefix}/{rank}", max(0.0, until - time.monotonic()))
+            if answer is None:
                 raise UserError(f"process {rank} did not write its part within {self.patience:.0f} s")
-            if "error" in said:
-                raise UserError(f"process {rank} could not write its part: {said['error']}")
-            found.append(said)
+            if "error" in answer:
+                raise UserError(f"process {rank} could not write its part: {answer['error']}")
+            found.append(answer)
         return found
 
     def _rotate(self, save: _Save) -> list[int]:

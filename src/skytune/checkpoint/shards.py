@@ -35,7 +35,7 @@ class Piece:
     offset: tuple[int, ...]
     """Where the block begins."""
 
-    mine: bool = True
+    saved_here: bool = True
     """Whether this process is the one to save it (others may have copies)."""
 
     @property
@@ -55,7 +55,7 @@ def local_piece(tensor: "torch.Tensor", main: bool = True) -> Piece:
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return Piece(tensor, shape, (0,) * len(shape), main)
-    local, offset, mine = tensor.to_local(), [0] * len(shape), True
+    local, offset, saves = tensor.to_local(), [0] * len(shape), True
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None, "this process is no part of the tensor's mesh"
     cut = [i for i, placement in enumerate(tensor.placements) if isinstance(placement, Shard)]
@@ -68,14 +68,14 @@ def local_piece(tensor: "torch.Tensor", main: bool = True) -> Piece:
             held = min(chunk, length - offset[placement.dim])
             assert local.shape[placement.dim] == held, f"holds {tuple(local.shape)} of {shape}, not {held} rows"
         else:
-            mine = mine and coordinate[i] == 0
-    return Piece(local, shape, tuple(offset), mine)
+            saves = saves and coordinate[i] == 0
+    return Piece(local, shape, tuple(offset), saves)
 
 
 def pieces(tensors: "Mapping[str, torch.Tensor]", main: bool) -> dict[str, Piece]:
     """Return the pieces that this process is to save, by name; empty ones are left out."""
     found = {name: local_piece(tensor, main) for name, tensor in tensors.items()}
-    return {name: piece for name, piece in found.items() if piece.mine and (piece.tensor.numel() or piece.whole)}
+    return {name: piece for name, piece in found.items() if piece.saved_here and (piece.tensor.numel() or piece.whole)}
 
 
 def file_name(kind: str, rank: int, size: int) -> str:

@@ -110,9 +110,9 @@ def _approve(base: dict[str, Any], config: RunConfig, parsed: list[Override], tr
     """Refuse what the configuration of a store wants to have run or sent, where the command line neither says it itself
     nor names its module."""
     given = {o.key_or_group: o.value() for o in parsed if not o.is_delete()}
-    said, left = dict(flat(given)), wishes(to_dict(config))
-    modules = [str(value).rpartition(".")[0] for key, value in said.items() if key.endswith("_target_")]
-    wanted = {k: v for k, v in wishes(base).items() if left.get(k) == v and k not in given and k not in said}
+    typed, left = dict(flat(given)), wishes(to_dict(config))
+    modules = [str(value).rpartition(".")[0] for key, value in typed.items() if key.endswith("_target_")]
+    wanted = {k: v for k, v in wishes(base).items() if left.get(k) == v and k not in given and k not in typed}
     key = "search.take" if "search.take" in given else "resume"
     approve(wanted, [*_plugins(parsed), *modules], trust, f"{key}={given.get(key)}: its configuration")
 
@@ -126,9 +126,9 @@ def _with_accelerate(overrides: list[str]) -> list[str]:
     named = [o.value() for o in parsed if o.key_or_group == accelerate_config.KEY and not o.is_delete()]
     if not named or named[-1] is None:
         return overrides
-    said = {override.key_or_group.split("@")[0] for override in parsed}
+    typed = {override.key_or_group.split("@")[0] for override in parsed}
     found = accelerate_config.read_overrides(str(named[-1]))
-    kept = [(key, value) for key, value in found if not {key, key.split(".")[0]} & said]
+    kept = [(key, value) for key, value in found if not {key, key.split(".")[0]} & typed]
     return [*(f"{key}={value}" for key, value in kept), *overrides]
 
 
@@ -139,16 +139,16 @@ def to_yaml(config: RunConfig) -> str:
 
 def search_to_take(overrides: list[str]) -> str | None:
     """Return the search that `search.take=` names; None where it does not."""
-    said = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
-    name = said.get("search.take")
+    typed = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
+    name = typed.get("search.take")
     return None if name is None else str(name)
 
 
 def parse_resume_path(overrides: list[str]) -> str | None:
     """Return the path or URL that `resume=` names; None where it is a word, or the run trains nothing."""
-    said = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
-    place = said.get("resume")
-    trains = said.get("pipeline") in (None, "training")
+    typed = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
+    place = typed.get("resume")
+    trains = typed.get("pipeline") in (None, "training")
     return place if trains and isinstance(place, str) and "/" in place else None
 
 
@@ -284,8 +284,8 @@ def _one_line(error: Exception) -> str:
         except ConfigError as unknown:
             return f"{unknown}; to add a key to a group of free keys, put a + before it"
         value = getattr(found, "value", None)
-        said = masked(f"={value!r}") if value is not None else ""
+        shown = masked(f"={value!r}") if value is not None else ""
         if "not in struct" in first:
             return f"unknown key '{key}': to add a key of your own put a + before it (+{key}=...)"
-        return f"{key}{said}: {wanted}"
+        return f"{key}{shown}: {wanted}"
     return first

@@ -148,9 +148,9 @@ def micro_batches(
     for group in groups:
         share = -(-len(group) // world_size)
         size = min(micro_size or share, share)
-        mine = group[rank::world_size]
+        own_rows = group[rank::world_size]
         for start in range(0, share, size):
-            part = mine[start : start + size]
+            part = own_rows[start : start + size]
             weight = (len(part) if units is None else int(units[part].sum())) * world_size / whole
             found.append(MicroBatch(part if len(part) else group[:1], weight, False, len(part)))
     found[-1] = replace(found[-1], last=True)

@@ -31,7 +31,7 @@ def class_oddities(names: Sequence[str], counts: Mapping[str, np.ndarray], confi
         config: what a person has said of classes already is not odd.
     """
     total = np.sum(list(counts.values()), axis=0)
-    said = {*(config.labels or ()), *(config.label_map or {}).values()}
+    decided = {*(config.labels or ()), *(config.label_map or {}).values()}
     lines = []
     alike: dict[str, list[int]] = {}
     for number, name in enumerate(names):
@@ -41,13 +41,13 @@ def class_oddities(names: Sequence[str], counts: Mapping[str, np.ndarray], confi
         for group in alike.values()
         if len(group) > 1
     ]
-    groups = [group for group in groups if not {names[n] for n in group} <= said]
+    groups = [group for group in groups if not {names[n] for n in group} <= decided]
     if groups:
         pairs = [(names[n], names[group[0]]) for group in groups for n in group[1:]]
         shown = "; ".join(" and ".join(repr(names[n]) for n in group) for group in groups[:SHOWN])
         word = label_map_word([*(config.label_map or {}).items(), *pairs])
         lines.append(f"classes that differ in case or blanks alone: {shown}; {word} counts them as one")
-    none = [name for name in names if name.strip().casefold() in NOTHING and name not in said]
+    none = [name for name in names if name.strip().casefold() in NOTHING and name not in decided]
     if none:
         word = shlex.quote(f"data.missing=[{','.join(map(quoted_text, none))}]")
         rows = sum(int(total[names.index(name)]) for name in none)

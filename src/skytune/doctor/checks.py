@@ -74,15 +74,15 @@ def all_reduce(backend: str = "gloo", processes: int = 2, timeout: float = REDUC
         finally:
             end_group(child, grace=2.0)
         output.seek(0)
-        said = output.read()
+        text = output.read()
     seconds = f"{time.monotonic() - start:.0f} s"
-    if code == 0 and f"sum of {processes} ranks is right" in said:
+    if code == 0 and f"sum of {processes} ranks is right" in text:
         return [Finding(Level.ok, name, f"{processes} processes found each other and added up right, in {seconds}")]
     way = "a run with launch.num_processes=1 needs none of this"
     if backend == "nccl":
         more = f"python -m torch.distributed.run --nproc-per-node {processes} -m {__package__}.allreduce nccl"
         way = f"`NCCL_DEBUG=INFO {more}` says more; launch.num_processes=1 needs none of this"
-    why = f"no result within {seconds}" if code is None else _last_error(said) or f"exit code {code}"
+    why = f"no result within {seconds}" if code is None else _last_error(text) or f"exit code {code}"
     return [Finding(Level.fail, name, why, way)]
 
 
@@ -144,8 +144,8 @@ def _driver_without_gpu() -> bool:
     return not hidden and any(Path(file).exists() for file in DRIVER_FILES)
 
 
-def _last_error(said: str) -> str:
+def _last_error(text: str) -> str:
     """Return the line of a Python traceback that says what was wrong, the first such line of all ranks."""
     pattern = r"^(?:\[rank\d+\]:\s*)?([\w.]*(?:Error|Exception|Interrupt): .+)$"
-    match = re.search(pattern, said, re.MULTILINE)
+    match = re.search(pattern, text, re.MULTILINE)
     return match[1][:300] if match else ""

@@ -141,8 +141,8 @@ def _safely(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
     except Exception as error:
-        said = str(error).strip().splitlines()
-        return [Finding(Level.fail, name, f"{type(error).__name__}: {said[0] if said else '(no message)'}")]
+        lines = str(error).strip().splitlines()
+        return [Finding(Level.fail, name, f"{type(error).__name__}: {lines[0] if lines else '(no message)'}")]
 
 
 def _nccl() -> list[Finding]:

@@ -39,7 +39,7 @@ def differs(node: Mapping[str, Any], node_0: Mapping[str, Any]) -> str:
     return "has another version of skytune's code than node 0" if node.get("code") != node_0.get("code") else ""
 
 
-def lacks(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, device: str, chosen: bool, each: int) -> str:
+def lacks(other: Mapping[str, Any], ours: Mapping[str, Any], *, device: str, chosen: bool, each: int) -> str:
     """Return what GPUs another machine lacks, or has too many of; empty where it fits.
 
     Args:
@@ -47,8 +47,8 @@ def lacks(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, device: str, ch
         chosen: whether the configuration says so; else every machine takes the best that it has.
         each: processes of every machine.
     """
-    said = theirs.get("gpus")
-    gpus = said if isinstance(said, int) else 0
+    count = other.get("gpus")
+    gpus = count if isinstance(count, int) else 0
     if device == "cuda" and gpus < each:
         return f"has {gpus} GPUs, each machine needs {each}"
     if device == "cuda" and not chosen and gpus != ours["gpus"]:

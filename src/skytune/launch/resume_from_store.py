@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Continued:
     """A run that lies in a store."""
 
-    said: str
+    named: str
     """The place as the command line names it."""
 
     place: Place
@@ -61,12 +61,12 @@ class Continued:
         other = differences(decisive(config), decisive(RunConfig.parse(self.base())))
         if other:
             more = f" (and {len(other) - 3} more)" if len(other) > 3 else ""
-            raise UserError(f"resume={self.said}: is of another run, {key}: {'; '.join(other[:3])}{more}")
+            raise UserError(f"resume={self.named}: is of another run, {key}: {'; '.join(other[:3])}{more}")
         if store.steps():
             step = f"/{step_name(self.place.step)}" if self.place.step is not None else ""
             return replace(config, resume=f"{self.place.store.rstrip('/')}/{key}{step}")
         if is_finished(store):
-            raise UserError(f"resume={self.said}: the run {key} is finished, and its checkpoints are gone")
+            raise UserError(f"resume={self.named}: the run {key} is finished, and its checkpoints are gone")
         return replace(config, resume="auto")  # it was stopped before its first checkpoint
 
     def prepare(self, config: RunConfig) -> None:
@@ -80,7 +80,7 @@ class Continued:
             return
         if config.model.lora.on:
             raise UserError(
-                f"resume={self.said}: its checkpoints hold an adapter alone, and its base, model.name="
+                f"resume={self.named}: its checkpoints hold an adapter alone, and its base, model.name="
                 f"{config.model.name}, is not on this machine: bring it here first (for a folder, to the same place)"
             )
         folder = home() / "fetched" / self.place.run_key
@@ -90,24 +90,24 @@ class Continued:
         log.info("model.name=%s is not on this machine: its architecture and tokenizer come from the store", name)
 
 
-def find(said: str) -> Continued | None:
+def find(text: str) -> Continued | None:
     """Return the run that `resume=` means; None where the store does not say what the run is made of.
 
     Raises:
         UserError: no run there, or several; a store that cannot be read; a recipe that this version cannot use.
     """
-    place = locate(said)
+    place = locate(text)
     if "://" not in place.store:
         place = replace(place, store=str(Path(place.store).expanduser().absolute()))
     recipe = read_recipe(Store.open(place.store, place.run_key))
     if recipe is None:
         return None
-    found = Continued(said, place, recipe)
+    found = Continued(text, place, recipe)
     try:
         RunConfig.parse(found.base())
     except (ConfigError, KeyError, TypeError) as error:
         raise UserError(
-            f"resume={said}: the configuration in the store (written by version {recipe.written_by}) does not fit this "
+            f"resume={text}: the configuration in the store (written by version {recipe.written_by}) does not fit this "
             f"version: {error}"
         ) from error
     return found

@@ -47,11 +47,11 @@ class ForkedProcess:
         self.stderr: IO[bytes] | None = stderr
         self.returncode: int | None = None
         self._told = told
-        self._said = b""
-        while b"\n" not in self._said:
+        self._answer = b""
+        while b"\n" not in self._answer:
             if not self._read(None):
                 raise ChildProcessError("the process that forks workers has ended")
-        self.pid = int(self._said.partition(b"\n")[0])
+        self.pid = int(self._answer.partition(b"\n")[0])
 
     def poll(self) -> int | None:
         """Return how it ended, None while it runs."""
@@ -64,7 +64,7 @@ class ForkedProcess:
         while self.returncode is None:
             if self._read(timeout):
                 continue
-            end = self._said.split(b"\n")[1]
+            end = self._answer.split(b"\n")[1]
             self.returncode = int(end) if end else -signal.SIGKILL
             os.close(self._told)
         return self.returncode
@@ -76,7 +76,7 @@ class ForkedProcess:
             if not selector.select(timeout):
                 raise subprocess.TimeoutExpired("worker", timeout or 0.0)
         more = os.read(self._told, 64)
-        self._said += more
+        self._answer += more
         return bool(more)
 
 
@@ -125,15 +125,15 @@ class WarmWorkers:
         if self._server is not None and self._server.poll() is not None:
             self._end()
         if self._line is None:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                words = module_command("skytune.launch.warm", str(theirs.fileno()), processes=1, folder=Path())
+            ours, childs = socket.socketpair()
+            with childs:
+                words = module_command("skytune.launch.warm", str(childs.fileno()), processes=1, folder=Path())
                 self._server = subprocess.Popen(
                     words,
                     env=dict(env),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[childs.fileno()],
                     start_new_session=True,  # Ctrl-C on the terminal reaches us alone
                 )
             self._line = ours

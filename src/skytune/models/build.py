@@ -224,13 +224,13 @@ class _Classes:
         """
         import torch
 
-        theirs, ours = ", ".join(self.trained_on), ", ".join(self.labels)
+        trained, ours = ", ".join(self.trained_on), ", ".join(self.labels)
         if self.by_position:
             if not new and not are_unnamed(self.trained_on):
-                logger.warning("model: the head of %s is for %s, taken as %s, in this order", name, theirs, ours)
+                logger.warning("model: the head of %s is for %s, taken as %s, in this order", name, trained, ours)
             return new
         if None in self.places and not are_unnamed(self.trained_on):
-            logger.info("model: %s is for %s, not for %s (data.label_map says which is which)", name, theirs, ours)
+            logger.info("model: %s is for %s, not for %s (data.label_map says which is which)", name, trained, ours)
         if len(self.labels) != len(self.trained_on) or self.places == list(range(len(self.labels))):
             return new
         loaded = {key: place for key, place in _class_dimensions(model.config, self.auto).items() if key not in new}
@@ -245,7 +245,7 @@ class _Classes:
                 model._init_weights(owner)
                 parameter._is_hf_initialized = True
         if None not in self.places:
-            logger.info("model: the head of %s is for %s: put into the order %s", name, theirs, ours)
+            logger.info("model: the head of %s is for %s: put into the order %s", name, trained, ours)
             return new
         return new | set(loaded)
 

@@ -43,10 +43,10 @@ def match_classes(names: Sequence[str], known: Sequence[str]) -> list[int | None
     """
     found: list[int | None] = [None] * len(names)
     for form in (str, whole_number, str.casefold):
-        ours, theirs = [form(name) for name in names], [form(name) for name in known]
-        once = {key for key, count in Counter(theirs).items() if count == 1}
+        ours, others = [form(name) for name in names], [form(name) for name in known]
+        once = {key for key, count in Counter(others).items() if count == 1}
         doubled = {key for key, count in Counter(ours).items() if count > 1}
-        place = {key: number for number, key in enumerate(theirs) if key in once - doubled - {None}}
+        place = {key: number for number, key in enumerate(others) if key in once - doubled - {None}}
         found = [place.get(key) if number is None else number for number, key in zip(found, ours, strict=True)]
     return found
 

@@ -53,52 +53,52 @@ INSIDE = ("0_Transformer", "0_BERT", "outputs/model", "model", "snapshots/*", "c
 """Where tools put the model below the folder that people give."""
 
 
-def check_format(path: Path, said: str, weights: bool) -> None:
+def check_format(path: Path, named: str, weights: bool) -> None:
     """Refuse a folder without a model that transformers trains from, or with something beside it that would be lost.
 
     Args:
         path: the folder, absolute.
-        said: key and value that name it in the configuration.
+        named: key and value that name it in the configuration.
         weights: whether the model's weights are wanted too.
 
     Raises:
         UserError: what the folder is, and the way out.
     """
-    key, folder = said.partition("=")[0], str(path)
+    key, folder = named.partition("=")[0], str(path)
     found = (path / "config.json").is_file()
     if (path / ADAPTER).is_file() and (found or not (path / ORIGIN).is_file()):
         base = _values(path / ADAPTER).get("base_model_name_or_path") or "another model"
         way = MERGE.format(folder=folder, key=key)
         if not found:
             raise UserError(
-                f"{said}: is an adapter (PEFT) of {base}, not a model: model.name={base} model.lora.adapter={folder} "
+                f"{named}: is an adapter (PEFT) of {base}, not a model: model.name={base} model.lora.adapter={folder} "
                 f"trains on; or {way}"
             )
         raise UserError(
-            f"{said}: holds an adapter (PEFT) beside a model, and it is not clear which is meant: {way}; or, for the "
+            f"{named}: holds an adapter (PEFT) beside a model, and it is not clear which is meant: {way}; or, for the "
             f"model alone, move the files adapter_* away"
         )
     quantized = found and weights and _values(path / "config.json").get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else ""
-        raise UserError(f"{said}: its weights are quantized ({method}), and cannot be trained: {ORIGINAL}")
+        raise UserError(f"{named}: its weights are quantized ({method}), and cannot be trained: {ORIGINAL}")
     if (path / ADAPTER).is_file() or (found and (not weights or any(path.glob("model*.safetensors")))):
         return
     for pattern, what, way in KINDS:
         if any(path.glob(pattern)):
             more = "" if found else "; it has no config.json either"
-            raise UserError(f"{said}: holds {what}: {way.format(folder=folder, key=key)}{more}")
+            raise UserError(f"{named}: holds {what}: {way.format(folder=folder, key=key)}{more}")
     for pattern in INSIDE:
         inner = max((p for p in path.glob(pattern) if (p / "config.json").is_file()), default=None)
         if inner is not None:
-            raise UserError(f"{said}: the model lies deeper in this folder: {key}={inner}")
+            raise UserError(f"{named}: the model lies deeper in this folder: {key}={inner}")
     other = min((p.name for p in path.glob("*.safetensors")), default=None)
     if not found:
-        raise UserError(f"{said}: this folder holds no config.json, so it is no Hugging Face model")
+        raise UserError(f"{named}: this folder holds no config.json, so it is no Hugging Face model")
     if other is not None:
-        raise UserError(f"{said}: its weights are in {other}; transformers wants them in model.safetensors: rename it")
+        raise UserError(f"{named}: its weights are in {other}; transformers wants them in model.safetensors: rename it")
     way = "; model.pretrained=false draws new ones" if key == "model.name" else ""
-    raise UserError(f"{said}: holds no weights (model.safetensors){way}")
+    raise UserError(f"{named}: holds no weights (model.safetensors){way}")
 
 
 def _values(file: Path) -> dict[str, Any]:

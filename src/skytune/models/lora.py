@@ -121,7 +121,7 @@ def attach(model: Any, config: ModelConfig, folder: str, new: set[str]) -> None:
             warnings.simplefilter("ignore")  # what it adapts itself to (GPT-2's transposed layers) is no news
             peft.inject_adapter_in_model(settings, model, NAME)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        where = f"model.lora.targets={lora.targets}" if given is None else given.said
+        where = f"model.lora.targets={lora.targets}" if given is None else given.named
         if "arget modules" not in str(error):  # values of a file, which peft does not check
             raise UserError(f"{where}: peft cannot make it: {error}") from error
         found = ", ".join(sorted(_linear(model))) or "none"
@@ -201,7 +201,7 @@ class _Given:
     tensors: "dict[str, torch.Tensor]"
 
     @property
-    def said(self) -> str:
+    def named(self) -> str:
         return f"model.lora.adapter={self.folder}"
 
     def check_same_base(self, config: ModelConfig, weights: str) -> None:
@@ -218,7 +218,7 @@ class _Given:
                 return
             why = f"model.name={config.name} is another"
         raise UserError(
-            f"{self.said}: was trained on {base or 'a model that it does not name'}, and {why}: give that model, or, "
+            f"{self.named}: was trained on {base or 'a model that it does not name'}, and {why}: give that model, or, "
             f"where the two are the same, write its name into base_model_name_or_path of {ADAPTER}"
         )
 
@@ -226,10 +226,10 @@ class _Given:
         """Return peft's configuration of it."""
         peft, kind = _peft(), self.values.get("peft_type")
         if kind != "LORA":
-            raise UserError(f"{self.said}: is an adapter of the kind {kind}; LoRA alone is continued here")
+            raise UserError(f"{self.named}: is an adapter of the kind {kind}; LoRA alone is continued here")
         unusual = [key for key in UNUSUAL if self.values.get(key)]
         if unusual or self.values.get("bias", "none") != "none":
-            raise UserError(f"{self.said}: uses {(unusual or ['bias'])[0]}, which is not done here")
+            raise UserError(f"{self.named}: uses {(unusual or ['bias'])[0]}, which is not done here")
         known = set(inspect.signature(peft.LoraConfig).parameters) - {"peft_type", "task_type", "modules_to_save"}
         try:
             settings = peft.LoraConfig(**{key: value for key, value in self.values.items() if key in known})
@@ -244,7 +244,7 @@ class _Given:
         names = {name for name, _ in model.named_modules()}
         odd = sorted(own - names)
         if odd:
-            raise UserError(f"{self.said}: holds {odd[0]}, which {type(model).__name__} does not have")
+            raise UserError(f"{self.named}: holds {odd[0]}, which {type(model).__name__} does not have")
         return own
 
     def load_into(self, model: Any) -> None:
@@ -255,7 +255,7 @@ class _Given:
         found = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
-                raise UserError(f"{self.said}: {self._difference(model, name, expected.get(name), found.get(name))}")
+                raise UserError(f"{self.named}: {self._difference(model, name, expected.get(name), found.get(name))}")
         plain = {name: tensor for name, tensor in self.tensors.items() if "lora_" not in name}
         model.load_state_dict(plain, strict=False)
         set_peft_model_state_dict(model, {name: tensor for name, tensor in self.tensors.items() if name not in plain})

@@ -198,11 +198,11 @@ TORCHS_OWN = (None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm
 where a package is missing."""
 
 
-def check_no_code(folder: str, said: str) -> None:
+def check_no_code(folder: str, named: str) -> None:
     """Refuse a model or tokenizer that brings code of its own, or has some fetched: it would run when it is loaded.
 
     Args:
-        said: how the configuration names the folder, for the message.
+        named: how the configuration names the folder, for the message.
 
     Raises:
         UserError: with the file that asks for the code; a file that is no JSON.
@@ -212,16 +212,16 @@ def check_no_code(folder: str, said: str) -> None:
         try:
             values = load_json(file.read_bytes(), dict) if file.is_file() else {}
         except (OSError, ValueError) as error:
-            raise UserError(f"{said}: its {name} cannot be read: {first_line(error)}") from error
+            raise UserError(f"{named}: its {name} cannot be read: {first_line(error)}") from error
         if values.get("auto_map"):
             raise UserError(
-                f"{said}: its {name} asks for code of its own (auto_map), and code out of a model's folder is never "
+                f"{named}: its {name} asks for code of its own (auto_map), and code out of a model's folder is never "
                 f"run: take a model that transformers knows; where it knows this one, delete auto_map from {name}"
             )
         for key, value in flat(values):
             if _KERNEL.search(key) and value not in TORCHS_OWN:
                 raise UserError(
-                    f"{said}: its {name} chooses {key}={value}, for which transformers may fetch code from a hub and "
+                    f"{named}: its {name} chooses {key}={value}, for which transformers may fetch code from a hub and "
                     f"run it: delete {key} from {name}, and torch's own is taken"
                 )
 

@@ -57,7 +57,7 @@ class _SharedWords(torch.autograd.Function):
         together.wait()
         ctx.order = together.sort(ids)  # has the whole forward pass to come to its end
         ctx.padding, ctx.together = padding, together
-        found = nn.functional.embedding(ids, weight).masked_fill_(~together.rows.mine(ids)[:, None], 0)
+        found = nn.functional.embedding(ids, weight).masked_fill_(~together.rows.holds(ids)[:, None], 0)
         own = together.scatter(found)
         together.wait()
         return own.view(*index.shape, -1)

@@ -212,7 +212,7 @@ class RowPartition:
         left = size * each
         return cls(rank * each, (rank + 1) * each, left if rank == 0 else count, left)
 
-    def mine(self, ids: Tensor) -> Tensor:
+    def holds(self, ids: Tensor) -> Tensor:
         """Return which of the ids are."""
         return ((ids >= self.first) & (ids < self.stop)) | (ids >= self.rest)
 

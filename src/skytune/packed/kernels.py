@@ -227,20 +227,20 @@ def add_rows(ids, places, grad, out, n, first, stop, rest, padding, H, BLOCK: tl
     The program of the first place of a row adds up all of them.
     """
     i = tl.program_id(0)
-    mine = tl.load(ids + i)
+    target = tl.load(ids + i)
     before = tl.load(ids + i - 1, mask=i > 0, other=-1)
-    wanted = ((mine >= first) & (mine < stop)) | (mine >= rest)
-    if (mine != before) & wanted & (mine != padding):
+    wanted = ((target >= first) & (target < stop)) | (target >= rest)
+    if (target != before) & wanted & (target != padding):
         col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros([BLOCK], tl.float32)
         at = i
         found = ROWS
         while found == ROWS:
             row = at + tl.arange(0, ROWS)
-            same = tl.load(ids + row, mask=row < n, other=-1) == mine
+            same = tl.load(ids + row, mask=row < n, other=-1) == target
             place = tl.load(places + row, mask=same, other=0)
             inside = same[:, None] & (col < H)[None, :]
             total += tl.sum(tl.load(grad + place[:, None] * H + col[None, :], mask=inside, other=0.0).to(tl.float32), 0)
             found = tl.sum(same.to(tl.int32), 0)
             at += ROWS
-        tl.store(out + mine * H + col, total.to(out.dtype.element_ty), mask=col < H)
+        tl.store(out + target * H + col, total.to(out.dtype.element_ty), mask=col < H)

@@ -221,7 +221,7 @@ def add_rows(grad: Tensor, order: tuple[Tensor, Tensor], rows: RowPartition, pad
     out[rows.left :].zero_()
     ids, places = order
     if not _triton(out):
-        kept = rows.mine(ids) & (ids != padding)
+        kept = rows.holds(ids) & (ids != padding)
         out.index_add_(0, ids[kept], grad[places[kept]].to(out.dtype))
         return
     from . import kernels

@@ -233,7 +233,7 @@ class Sketch:
 
     def note(self, point: Point, what: str, color: str = MUTED) -> None:
         """Write something at a point, where there is room for it."""
-        if (point, what) not in [(other, said) for other, said, _ in self._notes]:
+        if (point, what) not in [(other, text) for other, text, _ in self._notes]:
             self._notes.append((point, what, color))
 
     def number(self, point: Point, label: str) -> None:

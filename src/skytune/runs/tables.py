@@ -152,10 +152,10 @@ def removals(plan: Iterable[Removal]) -> str:
     going = [entry for entry in plan if not entry.kept]
     for entry in going:
         table.add_row(*map(Text, (entry.run.key, size(entry.bytes), ", ".join(_parts(entry)))))
-    said = [f"stays: {entry.run.key}: {entry.kept}" for entry in plan if entry.kept]
+    lines = [f"stays: {entry.run.key}: {entry.kept}" for entry in plan if entry.kept]
     total = sum(entry.bytes for entry in going)
-    said.append(f"{counted(len(going), 'run')} would go, {size(total)} ({total:,} bytes) in all")
-    return _printed(*([table] if going else []), Text("\n".join(said)))
+    lines.append(f"{counted(len(going), 'run')} would go, {size(total)} ({total:,} bytes) in all")
+    return _printed(*([table] if going else []), Text("\n".join(lines)))
 
 
 def _parts(entry: Removal) -> list[str]:

@@ -132,17 +132,17 @@ def _rungs(found: Found, known: Sequence[Mapping[str, Any]]) -> Markup | None:
     def draw(sketch: Sketch) -> None:
         axes = sketch.axes
         for one in sorted(known, key=lambda one: (one["number"] == best, one["rung"])):
-            mine = one["number"] == best
-            color = SERIES[1] if mine else SERIES[0]
-            alpha = 1.0 if mine else 0.25 + 0.6 * one["rung"] / len(shares)
+            is_best = one["number"] == best
+            color = SERIES[1] if is_best else SERIES[0]
+            alpha = 1.0 if is_best else 0.25 + 0.6 * one["rung"] / len(shares)
             axes.plot(
                 shares[: len(one["scores"])],
                 one["scores"],
                 color=color,
                 alpha=alpha,
-                linewidth=2.4 if mine else 1.2,
+                linewidth=2.4 if is_best else 1.2,
                 marker="o",
-                markersize=5 if mine else 3.5,
+                markersize=5 if is_best else 3.5,
             )
         axes.set_xscale("log")
         axes.set_xticks(shares, [_share(share) for share in shares])
@@ -195,11 +195,11 @@ def _parallel(found: Found, known: Sequence[Mapping[str, Any]], space: Mapping[s
         for spine in axes.spines.values():
             spine.set_visible(False)
         for rank, i in enumerate(order):  # the best ones last, on top
-            mine = scored[i]["number"] == best
-            color = SERIES[1] if mine else SERIES[0]
-            alpha = 1.0 if mine else 0.12 + 0.68 * (rank / max(1, len(order) - 1)) ** 2
+            is_best = scored[i]["number"] == best
+            color = SERIES[1] if is_best else SERIES[0]
+            alpha = 1.0 if is_best else 0.12 + 0.68 * (rank / max(1, len(order) - 1)) ** 2
             heights = [column.heights[i] for column in columns]
-            axes.plot(range(len(columns)), heights, color=color, alpha=alpha, linewidth=2.4 if mine else 1.2)
+            axes.plot(range(len(columns)), heights, color=color, alpha=alpha, linewidth=2.4 if is_best else 1.2)
         for x, column in enumerate(columns):
             axes.axvline(x, color=AXIS, linewidth=1, zorder=0)
             for y, label in column.ticks:

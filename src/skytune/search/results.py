@@ -188,16 +188,16 @@ def _paired(search: Search, winner: Trial) -> list[dict[str, Any]]:
 
     ours, found = scores(winner), []
     for trial in search.record.trials:
-        theirs = scores(trial)
-        if trial.number != winner.number and 1 < len(theirs) == len(ours):
-            difference = _difference(ours, theirs, maximize=search.maximize)
+        others = scores(trial)
+        if trial.number != winner.number and 1 < len(others) == len(ours):
+            difference = _difference(ours, others, maximize=search.maximize)
             found.append({"number": trial.number, "setting": trial.setting, **difference})
     return found
 
 
-def _difference(ours: Sequence[float], theirs: Sequence[float], *, maximize: bool) -> dict[str, Any]:
+def _difference(ours: Sequence[float], others: Sequence[float], *, maximize: bool) -> dict[str, Any]:
     """Return the mean of the paired differences (above 0: ours is better), half of its interval, and what that says."""
-    apart = [(a - b) if maximize else (b - a) for a, b in zip(ours, theirs, strict=True)]
+    apart = [(a - b) if maximize else (b - a) for a, b in zip(ours, others, strict=True)]
     mean, half = float(np.mean(apart)), interval(apart)
     if half is None or abs(mean) <= half:
         verdict = "no better than seed noise"

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from ..common import text
 from ..report.charts import INK, MUTED, Sketch, drawn, style
-from .insights import DEVICES, Group, Scaling, number_in, pareto, said, scalings
+from .insights import DEVICES, Group, Scaling, describe, number_in, pareto, scalings
 
 MOST_NUMBERS = 9
 """Of notes with a number in a figure."""
@@ -157,7 +157,7 @@ def _of_every_kind(series: Sequence[Scaling]) -> list[Scaling]:
 def _series(found: Sequence[Group], without: Sequence[str]) -> dict[str, list[Group]]:
     series: dict[str, list[Group]] = {}
     for group in found:
-        series.setdefault(said(group.levels, without) or "cells", []).append(group)
+        series.setdefault(describe(group.levels, without) or "cells", []).append(group)
     return series
 
 

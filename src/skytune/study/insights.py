@@ -66,7 +66,7 @@ class Group:
     @property
     def label(self) -> str:
         """The levels in a few words."""
-        return said(self.levels) or "the one cell"
+        return describe(self.levels) or "the one cell"
 
 
 def varying(found: Iterable[Group]) -> list[Group]:
@@ -87,7 +87,7 @@ def varying(found: Iterable[Group]) -> list[Group]:
     ]
 
 
-def said(levels: Mapping[str, Any], without: Iterable[str] = ()) -> str:
+def describe(levels: Mapping[str, Any], without: Iterable[str] = ()) -> str:
     """Return levels in a few words."""
     parts = []
     for name, level in levels.items():
@@ -198,7 +198,7 @@ def scalings(found: Sequence[Group]) -> list[Scaling]:
             continue
         counts = sorted(best)
         kind = str(accelerator or "") if len(kinds) > 1 else ""
-        label = ", ".join(part for part in (kind, said(dict(others))) if part)
+        label = ", ".join(part for part in (kind, describe(dict(others))) if part)
         speedup = [rates[count] / rates[counts[0]] for count in counts]
         scaled.append(Scaling(label, counts, speedup, [best[count] for count in counts]))
     return scaled
@@ -254,7 +254,7 @@ def _steps(factor: str, others: Mapping[str, Any], ordered: Sequence[Group]) -> 
     began, took = first.mean("total_s"), last.mean("total_s")
     if before is None or after is None or not began or not took:
         return []
-    where = f" ({said(others)})" if others else ""
+    where = f" ({describe(others)})" if others else ""
     noun = {"rows": "rows", "batch": "as global batch"}[factor]
     change = 100 * (after - before)
     noise = _noise(first, last)
@@ -290,7 +290,7 @@ def _scaling_rules(found: Sequence[Group]) -> list[str]:
                 continue  # at the reference batch the rule changes nothing
             change = 100 * (value - (plain.mean("accuracy") or 0))
             told.append(
-                f"{said(dict(others))}: scale_lr={name} {'gives back' if change >= 0 else 'costs'} "
+                f"{describe(dict(others))}: scale_lr={name} {'gives back' if change >= 0 else 'costs'} "
                 f"{abs(change):.1f} points of accuracy{_noise(plain, group)}."
             )
     return told

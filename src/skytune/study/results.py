@@ -114,14 +114,14 @@ def adopt(config: RunConfig) -> dict[str, Any]:
         UserError: no such cell, one that this study has run itself, no finished job there, or a job that trained or
             scored something else than the cell.
     """
-    said, _, place = config.study.adopt.partition(":")
+    name, _, place = config.study.adopt.partition(":")
     plan = make_plan(config)
-    planned = next((one for one in plan.cells if said in (one.cell.name, one.cell.id)), None)
+    planned = next((one for one in plan.cells if name in (one.cell.name, one.cell.id)), None)
     if planned is None:
         names = ", ".join(one.cell.id for one in plan.cells[:5])
-        raise UserError(f"study.adopt={said}: no such cell; study.dry_run=true lists them ({names}, ...)")
+        raise UserError(f"study.adopt={name}: no such cell; study.dry_run=true lists them ({names}, ...)")
     if planned.row is not None and planned.row.get("status") == "done" and planned.row.get("origin") == "run":
-        raise UserError(f"study.adopt={said}: this cell has been run by the study; its row stays")
+        raise UserError(f"study.adopt={name}: this cell has been run by the study; its row stays")
     job = JobDir(Path(place).expanduser())
     result = job.read_result()
     if result is None or result.get("status") != "completed":

@@ -99,16 +99,16 @@ class Chat:
                     "there, so that it cannot be told what the model would see: split the conversation, or take "
                     "another template"
                 )
-            said, content = whole[len(before) :], turn["content"].strip()
-            if content not in said:
+            text, content = whole[len(before) :], turn["content"].strip()
+            if content not in text:
                 raise UserError(
                     f"{where}: the chat template leaves out the answer of turn {number + 1} ({content[:40]!r}), so "
                     "that there is nothing to learn: take a model whose template has assistant turns"
                 )
-            answer, rest = self._split(said, content)
+            answer, rest = self._split(text, content)
             pieces += self._pieces(before[len(done) :], turns[: number + 1], False)
             pieces += self._pieces(answer, [turn], True)
-            done = before + said[: len(said) - len(rest)]
+            done = before + text[: len(text) - len(rest)]
         return pieces
 
     def encode(self, rows: Sequence[list[ChatPiece]]) -> list[Tokens]:
@@ -169,14 +169,14 @@ class Chat:
         announced = self._render(trial, where, True)[len(self._render(trial, where, False)) :]
         return whole[: whole.find(announced) + len(announced)] if announced in whole else ""
 
-    def _split(self, said: str, content: str) -> tuple[str, str]:
+    def _split(self, text: str, content: str) -> tuple[str, str]:
         """Return what the model is to say, up to the end of its turn, and what the template writes after that."""
-        end = said.index(content) + len(content)
-        ends = [(said.index(token, end), token) for token in self.specials if token in said[end:]]
+        end = text.index(content) + len(content)
+        ends = [(text.index(token, end), token) for token in self.specials if token in text[end:]]
         if not ends:  # a template without an end of turns: the tokenizer's end token ends them
-            return said[:end] + str(self.tokenizer.eos_token), said[end:]
+            return text[:end] + str(self.tokenizer.eos_token), text[end:]
         place, token = min(ends)
-        return said[: place + len(token)], said[place + len(token) :]
+        return text[: place + len(token)], text[place + len(token) :]
 
     def _pieces(self, text: str, turns: Sequence[Turn], learned: bool) -> list[ChatPiece]:
         """Cut contents that special tokens are written out in from the template's own text."""

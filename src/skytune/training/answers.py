@@ -35,8 +35,8 @@ def with_answers(
     places: list[np.ndarray] = []
     found: list[np.ndarray] = []
     for start in range(0, len(batches), world.size):
-        mine = start + world.rank
-        batch = batches[mine] if mine < len(batches) else batches[-1]
+        number = start + world.rank
+        batch = batches[number] if number < len(batches) else batches[-1]
         answers = generate(
             strategy.model,
             [prompts[place] for place in batch],
@@ -47,7 +47,7 @@ def with_answers(
             lockstep=lockstep and world.size > 1,
             autocast=strategy.autocast,
         )
-        if mine < len(batches):
+        if number < len(batches):
             places.append(batch)
             found += [np.array([len(answer), *answer], dtype=np.float32) for answer in answers]
     everywhere, answered = gather(places, Ragged.of(found), world)

@@ -272,8 +272,8 @@ class CapturedSteps(EagerStep):
             batches = self.feed.step(step, run.micro_batch)
             self.attempts.attempt(partial(self._gradients, batches), self.order.rows(step))
             told[0, number], told[1, number], told[2, number] = self.loss, self.norm, self.changed
-        said = torch.cat([told[0], told.new_tensor([float(self.notice())])])
-        *losses, end = said.tolist()
+        totals = torch.cat([told[0], told.new_tensor([float(self.notice())])])
+        *losses, end = totals.tolist()
         norms = [norm if self.clip_norm is not None else None for norm in told[1].tolist()]
         right = told[2].tolist().index(1.0) if self.changed else len(rates)
         if right < len(rates):

@@ -150,15 +150,15 @@ def _leave_out(run: Run, rows: np.ndarray, lost: int, rewind: Callable[[Run], in
     what = "gradient's norm" if math.isfinite(run.loss) else "loss"
     value = run.grad_norm if math.isfinite(run.loss) else run.loss
     shown = ", ".join(str(row) for row in rows[:32]) + (", ..." if len(rows) > 32 else "")
-    said = f"the {what} is {value} at step {run.step + 1} of {run.total_steps} (rows {shown} of the train split)"
+    message = f"the {what} is {value} at step {run.step + 1} of {run.total_steps} (rows {shown} of the train split)"
     if config.on_nan is OnNan.stop or lost == MOST_LOST:
         ways = (
             f"a smaller optimizer.lr than {config.optimizer.lr:g}, optimizer.clip_norm or a look at those rows may help"
         )
         many = f"; {lost} such steps in a row are too many for on_nan={config.on_nan.value}" if lost > 1 else ""
-        raise UserError(f"{said}{many}; {ways}{'; on_nan=skip leaves such steps out' if lost == 1 else ''}")
+        raise UserError(f"{message}{many}; {ways}{'; on_nan=skip leaves such steps out' if lost == 1 else ''}")
     since = run.step if config.on_nan is OnNan.skip else rewind(run)
     run.skipped += run.step + 1 - since
     if world.main:
         back = f"; weights and optimizer are those of step {since} again, its rows since are left out"
-        log.warning("%s: left out%s", said, back if config.on_nan is OnNan.rewind else "")
+        log.warning("%s: left out%s", message, back if config.on_nan is OnNan.rewind else "")

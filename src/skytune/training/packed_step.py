@@ -109,8 +109,8 @@ class PackedTrainStep(TrainStep):
         """See `TrainStep`."""
         told = self.advance(self.run.step, rates)
         # One exchange a block: every process's part of the losses, and whether one was told to end.
-        said = torch.cat([told[0], told.new_tensor([float(self.notice())])])
-        *losses, end = self.strategy.reduce_sum(said).tolist()
+        totals = torch.cat([told[0], told.new_tensor([float(self.notice())])])
+        *losses, end = self.strategy.reduce_sum(totals).tolist()
         norms = told[1].tolist()
         return StepResult(losses, [norm if self.clips else None for norm in norms], end > 0)
 
@@ -187,8 +187,8 @@ class PackedTrainStep(TrainStep):
         lengths.reshape(-1)[: len(rows)] = self.order.lengths[rows]
         tokens = np.add.reduceat(lengths, np.arange(0, share, size), axis=0)
         return [
-            Micro(micro.rows[: micro.real], int(mine), int(most))
-            for micro, mine, most in zip(cut, tokens[:, self.rank], tokens.max(1), strict=True)
+            Micro(micro.rows[: micro.real], int(own), int(most))
+            for micro, own, most in zip(cut, tokens[:, self.rank], tokens.max(1), strict=True)
         ]
 
     def _budget(self, tokens: int) -> int:

@@ -34,8 +34,8 @@ def parameter_groups(model: torch.nn.Module, config: OptimizerConfig) -> list[di
     decay = {name: config.weight_decay if name in decays else 0.0 for name in names}
     left = list(names)
     for key, group in config.groups.items():
-        mine = _matching(f"optimizer.groups.{key}.match", group["match"], names)
-        for name in [name for name in left if name in mine]:
+        matching = _matching(f"optimizer.groups.{key}.match", group["match"], names)
+        for name in [name for name in left if name in matching]:
             left.remove(name)
             scales[name] = group["lr"] / config.lr if "lr" in group else 1.0
             decay[name] = group.get("weight_decay", config.weight_decay) if name in decays else 0.0

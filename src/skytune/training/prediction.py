@@ -69,11 +69,11 @@ def predict(
     collected: list[Ragged] = []
     # Every process makes the same number of calls (if memory lasts): a sharded model gathers its weights in each.
     for start in range(0, len(batches), world.size):
-        mine = start + world.rank
-        batch = batches[mine] if mine < len(batches) else batches[-1]
+        number = start + world.rank
+        batch = batches[number] if number < len(batches) else batches[-1]
         tensors = table.batch(batch, multiple)
         found = _collected(model, tensors, len(batch), world.device, collect, at_once, lockstep, autocast)
-        if mine < len(batches):
+        if number < len(batches):
             rows.append(batch)
             collected.append(found)
     model.train()

@@ -105,9 +105,9 @@ class EagerStep(TrainStep):
             batches = self.feed.step(run.step, run.micro_batch)
             loss = self.attempts.attempt(partial(self._gradients, batches), rows)
             # One exchange for all of it: the same loss, the same end, and the same attempt on all processes.
-            said = torch.tensor([0.0, float(self.notice()), float(loss is None)], device=world.device)
-            said[0] = 0.0 if loss is None else loss
-            total, told, short = strategy.reduce_sum(said).tolist()
+            totals = torch.tensor([0.0, float(self.notice()), float(loss is None)], device=world.device)
+            totals[0] = 0.0 if loss is None else loss
+            total, told, short = strategy.reduce_sum(totals).tolist()
             if short:
                 self.optimizer.zero_grad(set_to_none=True)
                 self.attempts.halve(rows, int(short))

@@ -495,12 +495,12 @@ def test_why_a_setup_failed_is_told_although_skypilot_showed_nothing_of_it(tmp_p
 
     job = JobDir(home / "sky_workdir" / "job")
     following = JobMonitor(None, job, None, Clock(), None, mirror=False)  # type: ignore[arg-type]
-    assert following.said_by_setup() == [], "it may have gone well"
+    assert following.setup_output() == [], "it may have gone well"
     following.ended = "FAILED_SETUP"
-    assert following.said_by_setup() == done.stdout.splitlines()
+    assert following.setup_output() == done.stdout.splitlines()
     forget_last_attempt(job)
     following.show("(setup pid=3) resolving")
-    assert following.said_by_setup() == ["resolving"]
+    assert following.setup_output() == ["resolving"]
 
 
 def test_torchs_own_warnings_are_not_shown_but_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -126,8 +126,8 @@ def _rsync(*words: str) -> None:
     except FileNotFoundError as error:
         raise UserError("launch.hosts: there is no rsync on this machine") from error
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
-        raise UserError(f"launch.hosts: rsync with {words[-1]}: {said}")
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+        raise UserError(f"launch.hosts: rsync with {words[-1]}: {reason}")
 
 
 def remote() -> str:

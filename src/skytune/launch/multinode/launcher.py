@@ -120,7 +120,7 @@ class MultiNodeWorkerGroup(WorkerGroup):
         self.address = self.nodes.address or (
             "127.0.0.1" if all(map(is_this_machine, launch.hosts or ["?"])) else own_address()
         )
-        self._said: dict[str, Any] = {"mark": secrets.token_hex(8)}
+        self._message: dict[str, Any] = {"mark": secrets.token_hex(8)}
         self._until = time.monotonic() + launch.timeouts.start
 
     def start(self, stopping: Any) -> "subprocess.Popen[bytes]":
@@ -177,13 +177,13 @@ class MultiNodeWorkerGroup(WorkerGroup):
         self.tail = [line for text in texts for line in text.splitlines()[-50:]]
 
     def _say(self, **values: Any) -> None:
-        self._said.update(values)
-        self.presence.say(job=dict(self._said))
+        self._message.update(values)
+        self.presence.say(job=dict(self._message))
 
     def _word(self, rank: int) -> dict[str, Any]:
         """Return what a machine says of this job."""
         word = self.lead.word(rank)
-        return word if word.get("mark") == self._said["mark"] else {}
+        return word if word.get("mark") == self._message["mark"] else {}
 
     def _gone(self, rank: int) -> str:
         """Return why a machine does not take part, or does not any more; empty while it may."""

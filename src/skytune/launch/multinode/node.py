@@ -55,10 +55,10 @@ def serve(config: RunConfig, nodes: Nodes) -> int:
 def foreign(job: RunConfig, own: RunConfig) -> list[str]:
     """Return the keys of a job that have something run or sent which this machine's own command does not name, and the
     variables whose secrets it wants beside."""
-    ours, theirs = to_dict(own), to_dict(job)
+    ours, wanted = to_dict(own), to_dict(job)
     known = wishes(ours)
-    strange = [key for key, value in wishes(theirs).items() if known.get(key) != value]
-    return sorted(strange + [name for name in secrets.named(theirs) if name not in secrets.named(ours)])
+    strange = [key for key, value in wishes(wanted).items() if known.get(key) != value]
+    return sorted(strange + [name for name in secrets.named(wanted) if name not in secrets.named(ours)])
 
 
 class _Ended(Exception):
@@ -141,10 +141,10 @@ class WorkerNode:
         return job if isinstance(job, dict) and mark in (None, job.get("mark")) else {}
 
     def _take_part(self, mark: Any) -> None:
-        said = self._job(mark)
-        each, address, port = (said.get(name) for name in ("each", "address", "port"))
+        message = self._job(mark)
+        each, address, port = (message.get(name) for name in ("each", "address", "port"))
         try:
-            key = check_name(said.get("run_key"))
+            key = check_name(message.get("run_key"))
         except UnsafeNameError as error:
             raise UserError(f"node 0's word: {error}") from None
         if (
@@ -153,7 +153,7 @@ class WorkerNode:
             or not (isinstance(each, int) and 0 < each <= 1024)
             or not (isinstance(port, int) and 0 < port < 65536)
         ):
-            raise UserError(f"node 0's word makes no sense: {str(said)[:200]}")
+            raise UserError(f"node 0's word makes no sense: {str(message)[:200]}")
         job = JobDir(home() / ("joined" if self.mailbox.private else "runs") / key)
         try:
             if self.mailbox.private:

@@ -87,10 +87,10 @@ def first_host(nodelist: str) -> str:
 
 def _skypilot(environ: Mapping[str, str]) -> Nodes | None:
     addresses = node_addresses(environ.get("SKYPILOT_NODE_IPS", ""))
-    said = _count(environ, "SKYPILOT_NUM_NODES") if "SKYPILOT_NUM_NODES" in environ else None
-    if said is not None and said != len(addresses) and (addresses or said > 1):
+    count = _count(environ, "SKYPILOT_NUM_NODES") if "SKYPILOT_NUM_NODES" in environ else None
+    if count is not None and count != len(addresses) and (addresses or count > 1):
         raise ConfigError(
-            f"SKYPILOT_NUM_NODES={said}, but SKYPILOT_NODE_IPS names {len(addresses)} machines (launch.nodes=1 trains "
+            f"SKYPILOT_NUM_NODES={count}, but SKYPILOT_NODE_IPS names {len(addresses)} machines (launch.nodes=1 trains "
             "on this one alone)"
         )
     own = _rank(environ, "SKYPILOT_NODE_RANK", max(1, len(addresses)))
@@ -178,13 +178,13 @@ def _sagemaker(environ: Mapping[str, str]) -> Nodes | None:
     if "SM_HOSTS" not in environ or "SM_CURRENT_HOST" not in environ:
         return None
     try:
-        said = json.loads(environ["SM_HOSTS"])
+        listed = json.loads(environ["SM_HOSTS"])
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, list) or not said or not all(isinstance(host, str) for host in said):
+        listed = None
+    if not isinstance(listed, list) or not listed or not all(isinstance(host, str) for host in listed):
         text = " ".join(environ["SM_HOSTS"].split())
         raise ConfigError(f'SM_HOSTS={text}: must be a list of names in JSON, as in ["algo-1", "algo-2"]')
-    hosts, own = sorted(said, key=_natural), environ["SM_CURRENT_HOST"]
+    hosts, own = sorted(listed, key=_natural), environ["SM_CURRENT_HOST"]
     if own not in hosts:
         raise ConfigError(f"SM_CURRENT_HOST={own} is not among SM_HOSTS={environ['SM_HOSTS']}")
     return Nodes(len(hosts), hosts.index(own), hosts[0], PORT, "SageMaker")

@@ -48,8 +48,8 @@ class Exchange:
         if sent is None:
             stage_inputs(self.job, upload)
         else:
-            said = f"{sent / 1e6:.1f} MB sent" if sent else "there already"
-            log.info("inputs: %s, %s/.inputs", said, self.passing.url)
+            amount = f"{sent / 1e6:.1f} MB sent" if sent else "there already"
+            log.info("inputs: %s, %s/.inputs", amount, self.passing.url)
 
     def collect(self, tick: Tick) -> bool:
         """Fetch what the machines left in the store; return whether the first one has left anything there."""

@@ -86,10 +86,10 @@ def check_gpus(wanted: int) -> None:
 def _driver() -> tuple[str, str]:
     """Return (driver version, newest CUDA it is for); empty where none answers."""
     try:
-        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=60, check=False).stdout
+        output = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return "", ""
-    driver, cuda = re.search(r"Driver Version: ([\d.]+)", said), re.search(r"CUDA Version: ([\d.]+)", said)
+    driver, cuda = re.search(r"Driver Version: ([\d.]+)", output), re.search(r"CUDA Version: ([\d.]+)", output)
     return (driver[1] if driver else ""), (cuda[1] if cuda else "")
 
 

@@ -77,8 +77,8 @@ def check_price(plan: Offer, compute: ComputeConfig) -> None:
     nodes = compute.num_nodes or 1
     limit, price = compute.max_hourly_usd, plan.all_hourly(nodes)
     if limit is not None and (price is None or price > limit):
-        said = "has no known price" if price is None else f"costs ${price:.2f} an hour"
-        raise UserError(f"compute.max_hourly_usd={limit:g}: what can be had, {plan.describe(nodes)}, {said}")
+        reason = "has no known price" if price is None else f"costs ${price:.2f} an hour"
+        raise UserError(f"compute.max_hourly_usd={limit:g}: what can be had, {plan.describe(nodes)}, {reason}")
 
 
 def _price(found: Any) -> float | None:

@@ -126,8 +126,8 @@ class S3Transfer:
             self._call(lambda: self._backend.system.put_file(str(job.outputs / name), place), f"sending {name}")
 
         _together(put, names)
-        said = json.dumps({"files": names, "code": code}).encode()
-        self._call(lambda: self._backend.write(self._listing(machine), said), "listing outputs")
+        listing = json.dumps({"files": names, "code": code}).encode()
+        self._call(lambda: self._backend.write(self._listing(machine), listing), "listing outputs")
 
     def left(self) -> dict[int, dict[str, Any]]:
         """Return, by machine, what was left: `files` and `code`."""
@@ -135,8 +135,8 @@ class S3Transfer:
         def read(machine: int) -> dict[str, Any]:
             data = self._call(lambda: self._backend.read(self._listing(machine)), "looking for outputs")
             try:
-                said = load_json(data, dict)
-                return {"files": [check_name(name) for name in said["files"]], "code": said["code"]}
+                listing = load_json(data, dict)
+                return {"files": [check_name(name) for name in listing["files"]], "code": listing["code"]}
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{self.url}/{self._listing(machine)}: is damaged: {error}") from error
 
@@ -145,7 +145,7 @@ class S3Transfer:
     def collect(self, job: JobDir) -> bool:
         """Fetch what the machines left into the job's outputs; return whether the first one left anything."""
         found = self.left()
-        names = [name for said in found.values() for name in said["files"]]
+        names = [name for listing in found.values() for name in listing["files"]]
         # How it ended comes last: where that lies, all lies.
         names.sort(key=lambda name: name == "result.json")
         targets = {name: _below(job.outputs, name) for name in names}  # all of them, before anything is written

@@ -52,16 +52,16 @@ class Cluster:
         def ask() -> int:
             made = sky.Task.from_yaml_config(dict(task))
             self._request = sky.launch(made, cluster_name=self.name, idle_minutes_to_autostop=idle_minutes, down=True)
-            said: list[str] = []
+            lines: list[str] = []
 
             def heard(text: str) -> None:
-                said.append(text)
+                lines.append(text)
                 show(text)
 
             try:
                 job, self._known = sky.stream_and_get(self._request, output_stream=Lines(heard, self.record))
             except sky.exceptions.ResourcesUnavailableError as error:
-                error.failover_history += [ValueError(text) for text in telling(said)]
+                error.failover_history += [ValueError(text) for text in telling(lines)]
                 raise
             return int(job)
 

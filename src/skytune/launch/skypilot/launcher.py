@@ -38,8 +38,8 @@ class SkyPilotLauncher:
     @classmethod
     def of_environment(cls) -> "SkyPilotLauncher | None":
         """Return the launcher that a step operator asks for; None where there is none."""
-        said = os.environ.get(VARIABLE)
-        return cls(json.loads(said)) if said else None
+        value = os.environ.get(VARIABLE)
+        return cls(json.loads(value)) if value else None
 
     def completed(self, config: RunConfig) -> RunConfig:
         """Return the configuration with the stack's store where it names none, and say so: what lies there outlives the

@@ -30,8 +30,8 @@ MACHINE = [f.name for f in fields(ComputeConfig) if f.name not in (*HERE, "recov
 
 def machines_asked(compute: ComputeConfig) -> dict[str, Any]:
     """Return what the configuration says that only SkyPilot can make true, by key."""
-    said = {key: getattr(compute, key) for key in MACHINE if getattr(compute, key) is not None}
-    return said | ({"resources": compute.resources} if compute.resources else {})
+    asked = {key: getattr(compute, key) for key in MACHINE if getattr(compute, key) is not None}
+    return asked | ({"resources": compute.resources} if compute.resources else {})
 
 
 def merged(stack: Mapping[str, Any], asked: ComputeConfig) -> ComputeConfig:

@@ -126,14 +126,14 @@ def _why_no_cloud(infra: str | None) -> str:
     """Return what SkyPilot's own check says, in one line; empty where it says nothing."""
     from sky.client import sdk  # `sky.check` may be the function or the module of that name
 
-    said = io.StringIO()
+    output = io.StringIO()
     clouds = (infra.partition("/")[0],) if infra else None
     try:
-        call = Pending(lambda: sdk.stream_and_get(sdk.check(clouds, False), output_stream=said), "sky check")
+        call = Pending(lambda: sdk.stream_and_get(sdk.check(clouds, False), output_stream=output), "sky check")
         call.wait(seconds=SERVER_CHECK_SECONDS)
     except Exception as error:
         log.debug("sky check: %s", error)
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in said.getvalue().splitlines()]
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in output.getvalue().splitlines()]
     found = [line.partition(":")[2].strip() for line in lines if line.startswith("Reason")]
     # What expired is wherever it stands; else what the first cloud lacks is enough for one line.
     return _short("; ".join(dict.fromkeys([text for text in lines if EXPIRED.search(text)] or found)))

@@ -134,22 +134,22 @@ class JobMonitor:
         found = PREFIX.match(text)
         if found is None or self._muted:
             return
-        said = text[found.end() :]
+        line = text[found.end() :]
         if (found["name"] or "").startswith("setup"):
-            self.setup.append(said)
+            self.setup.append(line)
             return
         self._speaks = True
         if found["rank"] not in (None, "0"):
             return
-        self.tail.append(said)
-        if NOISE.match(said):
+        self.tail.append(line)
+        if NOISE.match(line):
             return
         if sys.__stdout__ is not None:
-            sys.__stdout__.write(said + "\n")
+            sys.__stdout__.write(line + "\n")
             sys.__stdout__.flush()
-        records.info("%s", STAMP.sub("", said))
+        records.info("%s", STAMP.sub("", line))
 
-    def said_by_setup(self) -> list[str]:
+    def setup_output(self) -> list[str]:
         """Return what preparing the machines said if the job came no further: as they kept it, else as it was shown."""
         kept = [file.read_text(errors="replace") for file in sorted(self.job.logs.glob("setup-*.log"))]
         lines = [line for text in kept for line in text.splitlines() if line.strip()]

@@ -175,8 +175,8 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
         price = "price n/a"
         if hourly is not None:
             price = f"${hourly:.2f} an hour, {dollars(hourly * minutes / 60)} in all"
-        said = "kept for %d idle minutes (%s): `sky status` and then `ssh %s` looks at it, `sky down %s` ends it"
-        log.warning(said, minutes, price, self.name, self.name)
+        message = "kept for %d idle minutes (%s): `sky status` and then `ssh %s` looks at it, `sky down %s` ends it"
+        log.warning(message, minutes, price, self.name, self.name)
         return True
 
     def _take_down(self, cluster: Cluster) -> None:
@@ -221,7 +221,7 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
 
     def failure(self, monitor: JobMonitor) -> UserError:
         """See `AttemptLoop`."""
-        if not self.job.read_errors() and not monitor.tail and (said := monitor.said_by_setup()):
-            shown = "\n".join(f"  {text}" for text in said[-15:])
+        if not self.job.read_errors() and not monitor.tail and (lines := monitor.setup_output()):
+            shown = "\n".join(f"  {text}" for text in lines[-15:])
             return WorkerError(f"preparing the machine failed; all of it is in {monitor.cluster.record}:\n{shown}")
         return failure(self.job, 1, list(monitor.tail))

@@ -251,7 +251,7 @@ class CheckpointCallback(Callback):
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
             settings.every_minutes
             and self._asks(run)
-            and self._said_by_main(run, minutes >= settings.every_minutes and not busy)
+            and self._decided_by_main(run, minutes >= settings.every_minutes and not busy)
         )
         if not self.prepared:
             self.prepared = True  # the optimizer has its state only after a step
@@ -312,7 +312,7 @@ class CheckpointCallback(Callback):
         every_step = self.strategy.together or (run.collect is not None and run.config.callbacks)
         return run.step % ASK_EVERY_STEPS == 0 or self.world.size == 1 or not every_step
 
-    def _said_by_main(self, run: Run, wish: bool) -> bool:
+    def _decided_by_main(self, run: Run, wish: bool) -> bool:
         """Return rank 0's wish on every process that saves or helps to; their clocks differ."""
         if self.world.size == 1 or not (self.strategy.together or run.collect is not None):
             return wish

@@ -35,7 +35,7 @@ class Progress(Callback):
         self.bar_wanted = mode == "bar" and os.environ.get("TERM") != "dumb"
         self.bar: Any = None
         self.screen: Screen | None = None
-        self.said = 0.0
+        self.shown_at = 0.0
         self.first: tuple[int, float, int, int] | None = None
         self.smooth = self.weight = 0.0
 
@@ -87,8 +87,8 @@ class Progress(Callback):
         if self.bar is not None:
             self.bar.set_description_str(done + rates + eta, refresh=False)
             self.bar.update(1)
-        if time.monotonic() - self.said >= run.config.log.every_seconds or run.step == run.total_steps:
-            self.said = time.monotonic()
+        if time.monotonic() - self.shown_at >= run.config.log.every_seconds or run.step == run.total_steps:
+            self.shown_at = time.monotonic()
             self._log(f"step {done}  lr {run.lr:.2e}{rates}{eta}")
 
     def on_validation_end(self, run: Run) -> None:

@@ -204,8 +204,8 @@ class OptimizerSharding(DataParallelBase):
             "state": {"dict": state},
         }
         restore_optimizer(self.local, tensors, own)
-        for ours, theirs in zip(self.optimizer.param_groups, self.local.param_groups, strict=True):
-            ours.update({key: value for key, value in theirs.items() if key != "params"})
+        for ours, inner in zip(self.optimizer.param_groups, self.local.param_groups, strict=True):
+            ours.update({key: value for key, value in inner.items() if key != "params"})
 
 
 def _build(config: OptimizerConfig, groups: list[dict[str, Any]], **_: Any) -> torch.optim.Optimizer:
