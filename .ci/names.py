@@ -43,24 +43,38 @@ RETIRED = {
     "Told": "StopRequested",
     "Trained": "TrainResult",
     "World": "DistContext",
-    "mine": "what it is: own_rank, own_rows, is_best ...",
     "place_to_resume": "parse_resume_path",
-    "said": "what it is: message, output, lines, typed, listing ...",
-    "theirs": "what it is: peers, other, wanted ...",
     "whole_config": "run_config",
     "worn_out": "retries_exhausted",
 }
 """Identifiers: the one that is not used any more, and the one to use."""
 
+VAGUE = {
+    "mine": "what it is: own_rank, own_rows, is_best ...",
+    "said": "what it is: message, output, lines, typed, listing ...",
+    "theirs": "what it is: peers, other, wanted ...",
+}
+"""Identifiers that name nothing; in tests neither."""
+
+
+def retired(text: str, words: dict[str, str], where: Path) -> list[str]:
+    """Return a line for each identifier of a module that is one of `words`."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [
+        f"{where}:{token.start[0]}: {token.string}: say {words[token.string]}"
+        for token in tokens
+        if token.type == tokenize.NAME and token.string in words
+    ]
+
 
 def problems() -> list[str]:
     """Return a line for each name that is not to be used."""
     found, classes = [], defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        found += retired(path.read_text(encoding="utf-8"), VAGUE, path.relative_to(ROOT))
     for path in sorted((ROOT / "src").rglob("*.py")):
         text, where = path.read_text(encoding="utf-8"), path.relative_to(ROOT)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.NAME and token.string in RETIRED:
-                found.append(f"{where}:{token.start[0]}: {token.string}: say {RETIRED[token.string]}")
+        found += retired(text, RETIRED | VAGUE, where)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and re.match("_*refuse(_|$)", node.name):
                 found.append(f"{where}:{node.lineno}: {node.name}: say check_...")

@@ -183,12 +183,12 @@ def terminated(farm: Farm) -> list[str]:
 def read_until(process: "subprocess.Popen[str]", text: str, seconds: float = 600) -> str:
     """Read a process's output until a line holds a text; return what was read."""
     assert process.stdout is not None
-    said, end = "", time.monotonic() + seconds
-    while text not in said and time.monotonic() < end:
+    message, end = "", time.monotonic() + seconds
+    while text not in message and time.monotonic() < end:
         line = process.stdout.readline()
         if not line:
             break
         print(line, end="", flush=True)
-        said += line
-    assert text in said, f"'{text}' was never said"
-    return said
+        message += line
+    assert text in message, f"'{text}' was never said"
+    return message

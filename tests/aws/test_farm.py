@@ -28,9 +28,9 @@ def single(farm: Farm) -> Iterator[str]:
     """The output of a job on a cluster of one, which was launched while the first zone was sold out."""
     with farm.declare("single"):
         with farm.no_capacity(zone="us-east-1a"):
-            result, said = sky(farm, "launch", cluster="single", run=HELLO, infra="aws/us-east-1", **SPOT)
+            result, output = sky(farm, "launch", cluster="single", run=HELLO, infra="aws/us-east-1", **SPOT)
         assert result == {"job": 1, "code": 0}
-        yield said
+        yield output
         if farm.instances("single"):
             assert sky(farm, "down", cluster="single")[0] == []
 
@@ -49,9 +49,9 @@ def pair(farm: Farm) -> Iterator[list[Instance]]:
 def test_one_node_comes_up_and_its_output_arrives(farm: Farm, single: str) -> None:
     (machine,) = farm.instances("single")
     assert (machine.machine, machine.type, machine.spot, machine.head) == ("ready", "m5.large", True, True)
-    said = f"hello from rank 0 of 1 on {machine.private_ip}"
-    assert said in single
-    assert said in farm.log(machine)
+    message = f"hello from rank 0 of 1 on {machine.private_ip}"
+    assert message in single
+    assert message in farm.log(machine)
 
 
 def test_a_zone_without_capacity_is_passed_over(farm: Farm, single: str) -> None:
@@ -66,8 +66,10 @@ def test_a_zone_without_capacity_is_passed_over(farm: Farm, single: str) -> None
 
 def test_expired_credentials_end_a_launch(farm: Farm, single: str) -> None:
     with farm.expired_credentials():
-        result, said = sky(farm, "launch", cluster="none", run="true", infra="aws/us-east-1", instance_type="m5.large")
-    assert "expired" in said + json.dumps(result) and "error" in result
+        result, output = sky(
+            farm, "launch", cluster="none", run="true", infra="aws/us-east-1", instance_type="m5.large"
+        )
+    assert "expired" in output + json.dumps(result) and "error" in result
     assert [each.cluster for each in farm.instances()] == ["single"]
 
 

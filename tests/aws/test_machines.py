@@ -103,9 +103,9 @@ def test_packages_install_without_a_network(farm: Farm, run: Run) -> None:
         python -c 'import torch, accelerate; print(torch.tensor([1.0, 2.0]).sum().item(), accelerate.__version__)'
         command -v torchrun accelerate
     """
-    said = farm.execute(machine, ["bash", "-ec", script]).splitlines()
-    assert said[0].startswith("3.0 1.15")
-    assert said[1:] == ["/home/ubuntu/env/bin/torchrun", "/home/ubuntu/env/bin/accelerate"]
+    lines = farm.execute(machine, ["bash", "-ec", script]).splitlines()
+    assert lines[0].startswith("3.0 1.15")
+    assert lines[1:] == ["/home/ubuntu/env/bin/torchrun", "/home/ubuntu/env/bin/accelerate"]
     missing = "uv venv -q /tmp/other && VIRTUAL_ENV=/tmp/other uv pip install -q no-such-package"
     with pytest.raises(FarmError, match="no-such-package"):
         farm.execute(machine, ["bash", "-ec", missing])

@@ -66,8 +66,8 @@ def test_without_spot_capacity_both_regions_are_named_and_the_full_price_is_not_
 ) -> None:
     before = len(farm.calls(action="RunInstances"))
     with farm.no_capacity(spot=True):
-        said = only_error(refused[0].launch())
-    assert "InsufficientInstanceCapacity" in said and "us-east-1" in said and "us-west-2" in said
+        message = only_error(refused[0].launch())
+    assert "InsufficientInstanceCapacity" in message and "us-east-1" in message and "us-west-2" in message
     asked = farm.calls(action="RunInstances")[before:]
     zones = {call["zone"] for call in asked}
     assert zones == {"us-east-1a", "us-east-1b", "us-west-2a", "us-west-2b"} and len(asked) <= 10 * len(zones)
@@ -76,14 +76,14 @@ def test_without_spot_capacity_both_regions_are_named_and_the_full_price_is_not_
 
 def test_a_quota_that_is_too_small_is_named(farm: Farm, refused: tuple[Project, RunSummary]) -> None:
     with farm.quota("Standard", 1):
-        said = only_error(refused[0].launch(use_spot=False, region="us-west-2"))
-    assert "VcpuLimitExceeded" in said and "us-west-2" in said
+        message = only_error(refused[0].launch(use_spot=False, region="us-west-2"))
+    assert "VcpuLimitExceeded" in message and "us-west-2" in message
 
 
 def test_what_is_too_dear_is_not_asked_for(farm: Farm, refused: tuple[Project, RunSummary]) -> None:
     before = len(farm.calls(action="RunInstances"))
-    said = only_error(refused[0].launch(use_spot=False, max_hourly_usd=0.05))
-    assert "costs $0.10 an hour" in said and "compute.max_hourly_usd=0.05" in said
+    message = only_error(refused[0].launch(use_spot=False, max_hourly_usd=0.05))
+    assert "costs $0.10 an hour" in message and "compute.max_hourly_usd=0.05" in message
     assert len(farm.calls(action="RunInstances")) == before
 
 
@@ -97,9 +97,9 @@ def test_a_server_of_another_version_is_named_with_both(farm: Farm, refused: tup
     words = [*away, "-", sys.executable, OLDER, str(home), project.launching()]
     done = farm.run(words, env=project.env, cwd=project.place, timeout=300)
     print(done.stdout)
-    said = only_error(RunSummary(done.returncode, done.stdout))
-    assert re.search(r"client is 0\.11\.\d+, its API server 0\.8\.1", said)
-    assert "`sky api stop && sky api start`" in said
+    message = only_error(RunSummary(done.returncode, done.stdout))
+    assert re.search(r"client is 0\.11\.\d+, its API server 0\.8\.1", message)
+    assert "`sky api stop && sky api start`" in message
 
 
 def test_without_credentials_nothing_is_asked_of_aws(farm: Farm, refused: tuple[Project, RunSummary]) -> None:
@@ -109,7 +109,7 @@ def test_without_credentials_nothing_is_asked_of_aws(farm: Farm, refused: tuple[
     project = refused[0]
     before = len(farm.calls(service="ec2"))
     with farm.no_credentials():
-        said = only_error(project.launch())
+        message = only_error(project.launch())
     farm.run(["sky", "api", "stop"], timeout=200, check=True)
-    assert "SkyPilot may use no cloud" in said and "`aws configure`" in said
+    assert "SkyPilot may use no cloud" in message and "`aws configure`" in message
     assert len(farm.calls(service="ec2")) == before

@@ -80,6 +80,6 @@ def test_where_it_cannot_start_tests_are_skipped_but_fail_in_ci(ci: str, outcome
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"PATH": "/nowhere", "CI": ci}
     one = f"{__file__}::test_skypilot_finds_a_network"
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", one]
-    said = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True).stdout
-    assert outcome in said.splitlines()[-1]
-    assert any(reason in said for reason in ("apt-get install", "run it as root", "Linux namespaces"))
+    output = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert outcome in output.splitlines()[-1]
+    assert any(reason in output for reason in ("apt-get install", "run it as root", "Linux namespaces"))

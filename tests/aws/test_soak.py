@@ -20,7 +20,7 @@ def test_ten_launches_in_a_row(farm: Farm, note_launch: Callable[[str], None]) -
         nodes, cluster, began = 1 + number % 2, f"soak{number}", time.monotonic()
         where = {"infra": f"aws/{REGIONS[number // 2 % 2]}", "instance_type": "m5.large", "use_spot": number % 3 == 0}
         with farm.declare(cluster):
-            result, said = sky(
+            result, output = sky(
                 farm,
                 "launch",
                 1200,
@@ -32,7 +32,7 @@ def test_ten_launches_in_a_row(farm: Farm, note_launch: Callable[[str], None]) -
             launched = time.monotonic() - began
             machines = farm.instances(cluster)
             wanted = [f"rank {rank} is ip-{m.private_ip.replace('.', '-')}" for rank, m in enumerate(machines)]
-            missing = [line for line in wanted if line not in said]
+            missing = [line for line in wanted if line not in output]
             missing += [line for line, machine in zip(wanted, machines, strict=True) if line not in farm.log(machine)]
             left = sky(farm, "down", 1200, cluster=cluster)[0] if machines else []
         ok = result == {"job": 1, "code": 0} and len(machines) == nodes and not missing and left == []
@@ -42,7 +42,9 @@ def test_ten_launches_in_a_row(farm: Farm, note_launch: Callable[[str], None]) -
         print(line, flush=True)
         note_launch(line)
         if not ok:
-            failed.append(f"{number + 1}: {result}, missing {missing}, left {left}, {farm.failures()}\n{said[-2000:]}")
+            failed.append(
+                f"{number + 1}: {result}, missing {missing}, left {left}, {farm.failures()}\n{output[-2000:]}"
+            )
             for each in farm.instances():
                 farm.terminate(each)
     assert not failed, f"{len(failed)} of {LAUNCHES} failed:\n" + "\n".join(failed)

@@ -49,12 +49,12 @@ def test_a_killed_driver_leaves_its_job_the_same_command_attaches_and_ctrl_c_end
     (machine,) = farm.instances()
     assert sky(farm, "autodown", cluster=machine.cluster)[0] == [5, True]
     process = project.start(*words)
-    said = read_until(process, "attaching to the job that runs already")
-    said += read_until(process, "step 7/1000")
+    output = read_until(process, "attaching to the job that runs already")
+    output += read_until(process, "step 7/1000")
     with farm.denied("ec2", "TerminateInstances", times=1):
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=600)
-    assert process.returncode == 130, said + rest
+    assert process.returncode == 130, output + rest
     assert not farm.instances() and len(farm.since(before)) == 1
     asked = [call["error"] for call in farm.calls(action="TerminateInstances") if machine.id in str(call["params"])]
     assert asked == ["UnauthorizedOperation", ""]
@@ -84,19 +84,19 @@ def test_a_setup_that_fails_on_machines_that_cannot_be_taken_down(
     farm.run(["sky", "down", "--yes", machine.cluster], timeout=200, check=True)
     assert not farm.instances()
     assert done.code == 1 and "no-such-package" in done.out, done.out
-    said = last_error(done.out)
-    assert f"`sky down {machine.cluster}`" in said and "5 idle minutes" in said
+    message = last_error(done.out)
+    assert f"`sky down {machine.cluster}`" in message and "5 idle minutes" in message
 
 
 @pytest.mark.soak
 def test_ctrl_c_while_machines_come_up(farm: Farm, new_project: Projects, small: list[str]) -> None:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")
     process = project.start(*small)
-    said = read_until(process, "Launching on AWS")
+    output = read_until(process, "Launching on AWS")
     farm.wait(lambda: farm.instances(), seconds=120)
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=600)
-    assert process.returncode == 130, said + rest
+    assert process.returncode == 130, output + rest
     assert not farm.instances()
 
 
@@ -104,10 +104,10 @@ def test_ctrl_c_while_machines_come_up(farm: Farm, new_project: Projects, small:
 def test_after_ctrl_c_the_same_command_goes_on(farm: Farm, new_project: Projects, small: list[str]) -> None:
     project = new_project(infra="aws/us-east-1", instance_type="m5.large")
     process = project.start(*small, *SLOW)
-    said = read_until(process, "step 7/100")
+    output = read_until(process, "step 7/100")
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=600)
-    assert process.returncode == 130, said + rest
+    assert process.returncode == 130, output + rest
     assert not farm.instances()
     again = project.run(*small, *SLOW, timeout=900)  # the same command: whatever else is another run
     assert again.code == 0 and "resuming from step" in again.out
@@ -122,8 +122,8 @@ def test_machines_that_cannot_be_taken_down_are_named(farm: Farm, new_project: P
     farm.run(["sky", "down", "--yes", machine.cluster], timeout=200, check=True)
     assert not farm.instances()
     assert done.code == 1
-    said = last_error(done.out)
-    assert f"`sky down {machine.cluster}`" in said and "5 idle minutes" in said
+    message = last_error(done.out)
+    assert f"`sky down {machine.cluster}`" in message and "5 idle minutes" in message
 
 
 @pytest.mark.soak

@@ -161,15 +161,15 @@ def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str])
     hold = ["+callbacks.hold._target_=slowly.Hold", "plugins=[slowly]"]
     before = farm.instances(gone=True)
     process = project.start(*words, *hold, "checkpoint.store=s3://skytune-checkpoints/runs")
-    said: list[str] = []
-    reader = threading.Thread(target=lambda: said.extend(process.stdout or []))
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(process.stdout or []))
     reader.start()
 
     def other_machine(saved: int) -> Instance:
         """Return the machine that is not the head, once a step is saved."""
 
         def there() -> bool:
-            assert process.poll() is None, "".join(said)
+            assert process.poll() is None, "".join(lines)
             with farm.inside():
                 found = s3.list_objects_v2(Bucket="skytune-checkpoints").get("Contents", [])
             return any(each["Key"].endswith(f"step-{saved:08d}/manifest.json") for each in found)
@@ -183,7 +183,7 @@ def preempted(farm: Farm, new_project: Callable[..., Project], small: list[str])
         farm.execute(each, ["touch", "/tmp/go-on"])
     process.wait(1200)
     reader.join()
-    out = "".join(said)
+    out = "".join(lines)
     print(out)
     yield {"project": project, "out": out, "code": process.returncode, "machines": farm.since(before)}
 

@@ -42,7 +42,7 @@ def test_it_is_warm_and_in_its_own_place(warm: list[str], tmp_path: Path) -> Non
 
 
 def test_its_input_and_both_outputs_are_its_own(warm: list[str]) -> None:
-    code = "import sys; said = sys.stdin.read(); print(len(said)); print('error', file=sys.stderr)"
+    code = "import sys; text = sys.stdin.read(); print(len(text)); print('error', file=sys.stderr)"
     done = run([*warm, "-u", "-c", code], input="long " * 100_000)
     assert (done.returncode, done.stdout, done.stderr) == (0, "500000\n", "error\n")
 
@@ -56,7 +56,7 @@ def test_what_it_was_given_closes_when_it_ends(warm: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "ended", "said"),
+    ("code", "ended", "message"),
     [
         ("raise SystemExit(7)", 7, ""),
         ("import sys; sys.exit('why')", 1, "why\n"),
@@ -67,9 +67,9 @@ def test_what_it_was_given_closes_when_it_ends(warm: list[str]) -> None:
     ],
     ids=["code", "text", "error", "killed", "terminated", "at exit"],
 )
-def test_it_ends_as_programs_end(warm: list[str], code: str, ended: int, said: str) -> None:
+def test_it_ends_as_programs_end(warm: list[str], code: str, ended: int, message: str) -> None:
     done = run([*warm, "-c", code])
-    assert done.returncode == ended and done.stderr.endswith(said)
+    assert done.returncode == ended and done.stderr.endswith(message)
     assert done.stdout == ("first\nlast\n" if "atexit" in code else "")
 
 

@@ -36,14 +36,14 @@ def _start(farm: Farm) -> list[str]:
     socket, script, log = place / "warm.sock", place / "python", farm.folder / "warm.log"
     script.write_text(_PYTHON.format(real=sys.executable, ask=ASK, socket=socket))
     script.chmod(0o755)
-    with log.open("ab") as said:
+    with log.open("ab") as output:
         # It ends with the farm.
         server = farm.popen(
             [sys.executable, HERE / "farm" / "warm.py", "--here", socket, "preload"],
             env=farm.environment(PYTHONPATH=str(HERE), HF_HUB_OFFLINE="1"),
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         )
     farm.wait(lambda: socket.exists() or server.poll() is not None, seconds=120)
     assert server.poll() is None, log.read_text()

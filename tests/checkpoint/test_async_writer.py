@@ -130,13 +130,13 @@ def test_closing_does_not_wait_forever(store, gate):
 def test_who_lost_the_lease_does_not_write(store):
     from skytune.checkpoint.lease import acquire
 
-    mine = acquire(store, "launch-1")
+    lease = acquire(store, "launch-1")
     other = acquire(store, "launch-1")
-    mine.renew()
-    writer = Writer(store, lease=mine)
+    lease.renew()
+    writer = Writer(store, lease=lease)
     writer.submit(1, {"model": weights(1)}, {}, wait=True)
     assert "has taken over this run" in writer.last.message and store.steps() == []
-    mine.release()
+    lease.release()
     assert store.backend.read("run-1/lease.json")
     other.release()
 

@@ -24,7 +24,7 @@ accelerator = Accelerator(cpu=True)
 world = DistContext(rank, 2, torch.device("cpu"), Precision.fp32)
 spreading.CHUNK = 1000  # many parts
 
-def said(function):
+def answer_of(function):
     try:
         found = function()
     except UserError as error:
@@ -38,8 +38,8 @@ answers = {}
 for case in ("apart", "shared"):
     place = root / ("machine-1" if case == "apart" and rank == 1 else "machine-0")
     store, cache = Store.open(str(place), "run"), root / f"cache-{rank}"
-    answers[case] = said(lambda: spreading.fetch_everywhere(world, store, 3, cache))
-    answers[f"{case}, refused"] = said(lambda: spreading.check_store_shared(world, store, "fsdp"))
+    answers[case] = answer_of(lambda: spreading.fetch_everywhere(world, store, 3, cache))
+    answers[f"{case}, refused"] = answer_of(lambda: spreading.check_store_shared(world, store, "fsdp"))
     until = time.monotonic() + 600  # the other process takes its mark away when both have looked
     while (left := sorted(path.name for path in (place / "run").glob(".*"))) and time.monotonic() < until:
         time.sleep(0.05)

@@ -25,15 +25,15 @@ def test_one_holds_others_wait_for_the_release(store):
     with pytest.raises(LeaseHeld, match=rf"written by the launch launch-1 \(process {os.getpid()} on") as refused:
         acquire(store, "launch-2")
     assert refused.value.wait_seconds == 60
-    said: list[str] = []
+    lines: list[str] = []
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         held.release()
 
-    mine = acquire(store, "launch-2", wait_seconds=600, heartbeat_seconds=0.2, say=say)
-    assert len(said) == 1
-    mine.release()
+    lease = acquire(store, "launch-2", wait_seconds=600, heartbeat_seconds=0.2, say=say)
+    assert len(lines) == 1
+    lease.release()
     assert "lease.json" not in store.backend.names("run-1")
 
 
@@ -178,15 +178,15 @@ def test_a_process_of_this_machine_that_died_is_taken_over_at_once(store_file, t
 
 
 def test_only_a_process_of_this_machine_is_known_to_be_dead(store_file):
-    mine = replace(
+    lease = replace(
         AWAY, machine=machine(), pid=os.getpid(), started=started(os.getpid()) or "", host="h", expiry_seconds=60.0
     )
-    another = replace(mine, started="another process with this number")
-    for owner in (mine, replace(another, machine="elsewhere")):
+    another = replace(lease, started="another process with this number")
+    for owner in (lease, replace(another, machine="elsewhere")):
         give_sign(store_file, -1000.0, owner)
         with pytest.raises(LeaseHeld):
             acquire(store_file, "b")
-    acquire(store_file, mine.launch).release()
+    acquire(store_file, lease.launch).release()
     give_sign(store_file, 1000.0, another)
     acquire(store_file, "b").release()
 

@@ -86,16 +86,16 @@ class Memory:
     """What the processes' boards share, without processes."""
 
     def __init__(self) -> None:
-        self.said: dict[str, Any] = {}
+        self.messages: dict[str, Any] = {}
 
     def set(self, key: str, value: str) -> None:
-        self.said[key] = value
+        self.messages[key] = value
 
     def check(self, keys: list[str]) -> bool:
-        return all(key in self.said for key in keys)
+        return all(key in self.messages for key in keys)
 
     def get(self, key: str) -> str:
-        return self.said[key]
+        return self.messages[key]
 
 
 def writers(folder: Path, memory: Memory, count: int = 2, **options: Any) -> list[ShardWriter]:
@@ -213,7 +213,7 @@ def test_messages_are_plain_json() -> None:
     board = Board(0, 1)
     board._store = memory
     board.post("a", {"b": [1]})
-    assert json.loads(memory.said["a"]) == {"b": [1]}
+    assert json.loads(memory.messages["a"]) == {"b": [1]}
     assert board.read("a", 0) == {"b": [1]}
     later = threading.Timer(0.1, lambda: board.post("late", 1))
     later.start()

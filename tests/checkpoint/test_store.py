@@ -190,10 +190,10 @@ def test_the_same_step_with_other_content_replaces_it(store):
 @everywhere
 def test_several_processes_write_one_checkpoint(store):
     with store.stage(8, token="job-8") as first, store.stage(8, token="job-8") as second:
-        mine = {"rank-0.safetensors": first.put("rank-0.safetensors", b"zero")}
-        theirs = {"rank-1.safetensors": second.put("rank-1.safetensors", b"one")}
+        first_part = {"rank-0.safetensors": first.put("rank-0.safetensors", b"zero")}
+        second_part = {"rank-1.safetensors": second.put("rank-1.safetensors", b"one")}
         assert store.newest() is None
-        first.commit({**mine, **theirs}, world_size=2)
+        first.commit({**first_part, **second_part}, world_size=2)
     found = store.newest()
     assert sorted(found.manifest.files) == ["rank-0.safetensors", "rank-1.safetensors"]
     assert found.manifest.world_size == 2
@@ -311,8 +311,8 @@ def test_completed_marker_that_is_damaged_still_means_something_was_there(tmp_pa
 def test_folders_of_others_where_checkpoints_are_made_are_left_alone(tmp_path, monkeypatch):
     """Anybody may make one there, with any name: what a killed process left goes, nothing else."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    mine = Store.open(f"memory://{uuid.uuid4().hex}", "run-1")
-    with mine.stage(1) as stage:
+    own_store = Store.open(f"memory://{uuid.uuid4().hex}", "run-1")
+    with own_store.stage(1) as stage:
         prefix = stage.workspace.name.partition(f"-{os.getpid()}-")[0]
     strange = ["", "x", "x-y", "-1-y", "0-y", "99999999999999999999-y", "\u0661-y", "1.5-y"]
     for name in [*strange, "999999999-dead"]:
@@ -323,7 +323,7 @@ def test_folders_of_others_where_checkpoints_are_made_are_left_alone(tmp_path, m
     if os.getuid() == 0:
         os.chown(chowned, 12345, 12345)
         strange.append("999999997-another")
-    mine.write(2, {"model.safetensors": b"2"})
+    own_store.write(2, {"model.safetensors": b"2"})
     assert {path.name for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()} == {
         f"{prefix}-{name}" for name in strange
     }
@@ -331,8 +331,8 @@ def test_folders_of_others_where_checkpoints_are_made_are_left_alone(tmp_path, m
 
 def test_processes_that_clear_up_at_once_do_not_trip_over_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    mine = Store.open(f"memory://{uuid.uuid4().hex}", "run-1")
-    with mine.stage(1) as stage:
+    own_store = Store.open(f"memory://{uuid.uuid4().hex}", "run-1")
+    with own_store.stage(1) as stage:
         prefix = stage.workspace.name.partition(f"-{os.getpid()}-")[0]
     left = [tmp_path / f"{prefix}-99999999{number}-dead" for number in range(5)]
     for folder in left:
@@ -345,8 +345,8 @@ def test_processes_that_clear_up_at_once_do_not_trip_over_each_other(tmp_path, m
         remove(path, **more)
 
     monkeypatch.setattr(shutil, "rmtree", remove_all)
-    mine.write(2, {"model.safetensors": b"2"})
-    assert mine.newest().manifest.step == 2 and list(tmp_path.iterdir()) == []
+    own_store.write(2, {"model.safetensors": b"2"})
+    assert own_store.newest().manifest.step == 2 and list(tmp_path.iterdir()) == []
 
 
 def test_what_others_take_away_while_a_folder_is_listed_hides_no_checkpoint(tmp_path):

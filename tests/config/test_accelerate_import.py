@@ -194,8 +194,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_named(name: str) -> None:
-    values, said = REFUSED[name]
-    with pytest.raises(ConfigError, match=rf"^launch.accelerate_config: .*{said}") as caught:
+    values, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=rf"^launch.accelerate_config: .*{message}") as caught:
         translate(values)
     assert "\n" not in str(caught.value)
 
@@ -245,18 +245,18 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "No such file"),
         ("a: [", "is no YAML"),
         ("- a", "is no file of `accelerate config`"),
     ],
 )
-def test_a_file_that_is_none(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_that_is_none(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "c.yaml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         compose_run(CONFIGS, [f"launch.accelerate_config={file}"])
     assert "\n" not in str(caught.value)
 

@@ -74,12 +74,12 @@ def test_presets_change_what_they_name_and_no_more(stored: dict[str, Any]) -> No
 
 
 def test_mistakes_are_told_as_ever(stored: dict[str, Any]) -> None:
-    for word, said in (
+    for word, message in (
         ("compute=gpu", "no such preset"),
         ("sed=1", "did you mean"),
         ("seed=x", "must be a whole number"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             compose_run(CONFIGS, [word], base=stored)
 
 

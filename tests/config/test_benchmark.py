@@ -49,13 +49,13 @@ def test_a_price_of_this_machine_is_above_0() -> None:
 
 @pytest.mark.parametrize("name", ["g5.xlarge", "mine"])
 def test_a_price_that_is_no_number_is_named(name: str, compose: Callable[..., RunConfig], tmp_path: Path) -> None:
-    said = rf"^study\.prices\.{name}='abc': must be a number$"
-    with pytest.raises(ConfigError, match=said):
+    message = rf"^study\.prices\.{name}='abc': must be a number$"
+    with pytest.raises(ConfigError, match=message):
         compose("experiment=laptop", f"study.prices={{{name}: abc}}")
     design = tmp_path / "experiment" / "mine.yaml"
     design.parent.mkdir()
     design.write_text(f"pipeline: study\nstudy:\n  factors: {{rows: [1]}}\n  prices: {{{name}: abc}}\n")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         compose_run(CONFIGS, ["experiment=mine"], tmp_path)
 
 

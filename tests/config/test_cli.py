@@ -131,9 +131,9 @@ def test_mistakes_end_with_one_line(command: Command, words: list[str], start: s
     ids=["torchrun", "accelerate launch"],
 )
 def test_under_another_launcher_it_names_the_right_option(command: Command, env: dict[str, str]) -> None:
-    said = refused(command("debug.traceback=false", env=env))
+    message = refused(command("debug.traceback=false", env=env))
     for option in ("launch.num_processes=N", "launch.accelerate_config=FILE", "launch.nodes=N"):
-        assert option in said
+        assert option in message
 
 
 def test_debug_shows_the_traceback(command: Command) -> None:

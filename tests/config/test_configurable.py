@@ -128,23 +128,23 @@ def test_it_imports_where_there_is_no_hydra(module: str) -> None:
 
 
 def test_the_decorated_thing_is_itself(module: str) -> None:
-    mine = importlib.import_module(module)
-    assert mine.build(width=1)["width"] == 1
-    assert isinstance(mine.Greeter, type)
+    own = importlib.import_module(module)
+    assert own.build(width=1)["width"] == 1
+    assert isinstance(own.Greeter, type)
 
 
 def test_refused_registrations(module: str) -> None:
-    mine = importlib.import_module(module)
+    own = importlib.import_module(module)
     with pytest.raises(ConfigError, match="unknown group; allowed: model, data"):
         configurable("modle", "x")
     with pytest.raises(ConfigError, match="the name is taken by"):
-        configurable("model", "mine")(mine.rows)
+        configurable("model", "mine")(own.rows)
 
     def inner() -> None: ...
 
     with pytest.raises(ConfigError, match="top of its module"):
         configurable("model", "inner")(inner)
-    importlib.reload(mine)  # the same thing again is no clash
+    importlib.reload(own)  # the same thing again is no clash
 
 
 def test_a_plugin_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

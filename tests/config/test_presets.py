@@ -95,10 +95,12 @@ def test_a_preset_does_not_keep_keys_of_the_one_it_replaces(compose: Callable[..
     [("instances", "sst2"), ("bert-sst2", "sst2"), ("sagemaker-study", "amazon-polarity")],
 )
 def test_a_design_reads_the_data_of_the_preset(design: str, preset: str, compose: Callable[..., RunConfig]) -> None:
-    said, wanted = compose(f"experiment={design}"), compose(f"data={preset}").data
+    composed, wanted = compose(f"experiment={design}"), compose(f"data={preset}").data
     chosen = {"validation_fraction", "test", "test_fraction", "max_length", "max_rows"}
-    differing = {key for key, value in vars(wanted).items() if getattr(said.data, key) != value}
+    differing = {key for key, value in vars(wanted).items() if getattr(composed.data, key) != value}
     assert differing <= chosen
     rows = 67_349 if preset == "sst2" else 3_600_000
-    left = rows * (1 - said.data.test_fraction - (0 if said.data.validation else said.data.validation_fraction))
-    assert all(cell.config.data.max_rows <= left for cell in cells_of(said)), "levels that can be had"
+    left = rows * (
+        1 - composed.data.test_fraction - (0 if composed.data.validation else composed.data.validation_fraction)
+    )
+    assert all(cell.config.data.max_rows <= left for cell in cells_of(composed)), "levels that can be had"

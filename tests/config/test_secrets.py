@@ -202,8 +202,8 @@ def test_messages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_API_KEY", TOKEN)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))  # where it lies is no secret
     monkeypatch.setenv("MY_PASSWORD", "tiger7")
-    said = f"{TOKEN} tiger7 s3://user:pass@host https://me@host {tmp_path}"
-    assert scrub(said) == f"<secret> <secret> s3://<secret>@host https://me@host {tmp_path}"
+    text = f"{TOKEN} tiger7 s3://user:pass@host https://me@host {tmp_path}"
+    assert scrub(text) == f"<secret> <secret> s3://<secret>@host https://me@host {tmp_path}"
     with pytest.raises(OSError) as raised, scrubbed():
         try:
             raise ValueError(f"no {TOKEN}")

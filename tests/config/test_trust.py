@@ -76,8 +76,13 @@ def stored(**groups: Any) -> dict[str, Any]:
 def test_what_a_store_wants_is_refused_and_listed(evil: Path, groups: dict[str, Any], wish: str) -> None:
     with pytest.raises(UserError) as refused:
         compose_run(CONFIGS, ["resume=/some/store"], base=stored(**groups))
-    said = str(refused.value)
-    assert said.startswith("resume=/some/store: ") and wish in said and "trust=true" in said and "\n" not in said
+    message = str(refused.value)
+    assert (
+        message.startswith("resume=/some/store: ")
+        and wish in message
+        and "trust=true" in message
+        and "\n" not in message
+    )
     assert not evil.exists()
     allowed = compose_run(CONFIGS, ["trust=true"], base=stored(upload={"url": "s3://mine/x"}))
     assert allowed.upload.url == "s3://mine/x" and allowed.trust

@@ -87,11 +87,11 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_wrong_value_is_refused(text: str) -> None:
-    key, _, said = text.partition("=")
-    value: Any = said
+    key, _, written = text.partition("=")
+    value: Any = written
     for kind in (float, int):
         try:
-            value = kind(said)
+            value = kind(written)
         except ValueError:
             pass
     values: Any = value
@@ -117,9 +117,10 @@ def test_an_impossible_combination_is_refused(start: str, values: dict[str, Any]
 def test_combinations_that_are_possible() -> None:
     from_dict(RunConfig, {"pipeline": "evaluate", "checkpoint": {"path": "/x"}})
     from_dict(RunConfig, {"checkpoint": {"metric": "loss"}, "eval": {"metrics": []}})
-    mine = {"mine": {"_target_": "a.b"}}
+    own_metrics = {"mine": {"_target_": "a.b"}}
     from_dict(
-        RunConfig, {"checkpoint": {"metric": "mine"}, "eval": {"metrics": ["folder/of/it"], "extra_metrics": mine}}
+        RunConfig,
+        {"checkpoint": {"metric": "mine"}, "eval": {"metrics": ["folder/of/it"], "extra_metrics": own_metrics}},
     )
     from_dict(
         RunConfig, {"optimizer": {"clip_norm": None}, "model": {"dropout": 0.0}, "schedule": {"warmup_ratio": 0.1}}

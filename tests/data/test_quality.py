@@ -19,10 +19,10 @@ def odd(names, train=None, test=None, **more):
 
 
 @pytest.fixture
-def said(model, caplog, ways_out):
-    """said(path, **more) prepares a file; returns the splits and the lines of warning."""
+def prepared(model, caplog, ways_out):
+    """prepared(path, **more) prepares a file; returns the splits and the lines of warning."""
 
-    def _said(path, **more):
+    def _prepared(path, **more):
         caplog.clear()
         config = DataConfig(source=DataSource.files, train=str(path), **more)
         with caplog.at_level(logging.INFO):
@@ -30,7 +30,7 @@ def said(model, caplog, ways_out):
         lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         return found, [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
-    return _said
+    return _prepared
 
 
 def test_names_that_differ_in_case_or_blanks_alone():
@@ -91,8 +91,8 @@ def test_contradictions_are_those_that_a_dictionary_finds(pairs):
         ("plain.csv", []),
     ],
 )
-def test_the_faults_that_were_seen(faults, said, name, parts):
-    _, lines = said(faults / name)
+def test_the_faults_that_were_seen(faults, prepared, name, parts):
+    _, lines = prepared(faults / name)
     assert all("\n" not in line for line in lines)
     for part in parts:
         assert any(part in line for line in lines), lines
@@ -100,9 +100,9 @@ def test_the_faults_that_were_seen(faults, said, name, parts):
     assert all(line.startswith("the test split has") or "class" in line for line in rest), rest
 
 
-def test_a_partly_labelled_file_trains_on_its_labelled_rows(faults, model, said, ways_out):
+def test_a_partly_labelled_file_trains_on_its_labelled_rows(faults, model, prepared, ways_out):
     with pytest.raises(UserError, match=r"has no label .*; data.bad_rows=drop leaves such rows out") as caught:
-        said(faults / "partly.csv")
+        prepared(faults / "partly.csv")
     clause = str(caught.value).replace(" (a -1 that is a class: name it in data.labels)", "")
     (way,) = ways_out(clause, faults / "partly.csv")
     found = prepare(way, model, 0, {})
@@ -113,26 +113,26 @@ def test_a_partly_labelled_file_trains_on_its_labelled_rows(faults, model, said,
 
 
 @pytest.mark.parametrize("name", ["mixed-case.csv", "missing-words.csv"])
-def test_the_way_out_of_a_warning_works(faults, said, ways_out, name):
-    _, lines = said(faults / name)
+def test_the_way_out_of_a_warning_works(faults, prepared, ways_out, name):
+    _, lines = prepared(faults / name)
     (line,) = [line for line in lines if "data." in line and "test split" not in line]
     more, count = [], 0
     for way in ways_out(line, faults / name):
         count += 1
-        more = said(faults / name, missing=way.missing, label_map=way.label_map, bad_rows=way.bad_rows)[1]
+        more = prepared(faults / name, missing=way.missing, label_map=way.label_map, bad_rows=way.bad_rows)[1]
         assert line not in more and not any("differ in case" in m or "may stand" in m for m in more), more
     assert count == 1
 
 
-def test_what_stands_for_no_label(table, said, rows):
+def test_what_stands_for_no_label(table, prepared, rows):
     lines = [*rows(20, names=("pos", "neg")), ("without one", "Unknown"), ("nor here", " n/a ")]
     path = table("a.csv", lines)
     with pytest.raises(UserError, match="has no label"):
-        said(path, missing=["unknown", "N/A"])
-    found, _ = said(path, missing=["unknown", "N/A"], bad_rows=BadRows.drop)
+        prepared(path, missing=["unknown", "N/A"])
+    found, _ = prepared(path, missing=["unknown", "N/A"], bad_rows=BadRows.drop)
     assert (found.notes["rows_read"], found.labels) == (20, ["neg", "pos"])
     numbers = table("b.csv", [(text, {"pos": 1, "neg": 0}.get(label, 9)) for text, label in lines])
-    assert said(numbers, missing=["9"], bad_rows=BadRows.drop)[0].labels == ["0", "1"]
+    assert prepared(numbers, missing=["9"], bad_rows=BadRows.drop)[0].labels == ["0", "1"]
 
 
 def test_the_line_says_how_many_rows_each_class_has(table, rows, model, caplog):

@@ -44,8 +44,8 @@ print(json.dumps(found) + "\\n", end="", flush=True)
 def test_waiting_takes_as_long_as_the_work(lives: Any, tmp_path: Path) -> None:
     """Two processes, and operations that wait for 2 s; the work takes 3."""
     life = lives.live(tmp_path, 2, CODE)
-    assert life.code == 0, life.said
-    lines = [json.loads(line) for line in life.said.splitlines() if line.startswith("{")]
+    assert life.code == 0, life.output
+    lines = [json.loads(line) for line in life.output.splitlines() if line.startswith("{")]
     first, second = sorted(lines, key=lambda found: found["rank"])
     assert first["main"] == second["main"] and first["main"][0] == 0, "everybody has what rank 0 returned"
     assert (first["mine"][0], second["mine"][0]) == (0, 1), "everybody has its own"
@@ -79,6 +79,6 @@ def test_nothing_that_comes_from_a_peer_is_unpickled(lives: Any, place: Any, nam
             (folder / "completed.json").unlink()
             shutil.rmtree(folder / "step-00000004")
         life = lives.live(job, 2, NO_PICKLES.format(job=str(job)))
-        assert life.code == 0, life.said
+        assert life.code == 0, life.output
         result = json.loads((job / "outputs" / "result.json").read_text())
-        assert (result["world_size"], result["resumed_from"] or 0) == (2, steps), life.said
+        assert (result["world_size"], result["resumed_from"] or 0) == (2, steps), life.output

@@ -103,16 +103,17 @@ def test_ec2s_notice_ends_all_processes_after_the_same_step(
     slow = {"slow": {"_target_": "faults.Slow", "seconds": 0.1}}
     job: Path = place.lay("spot", epochs=3, callbacks=slow)
     life = lives.live(job, 2, SKYTUNE_IMDS=endpoint)
-    assert life.code == 0 and Metadata.asked == 1, life.said
+    assert life.code == 0 and Metadata.asked == 1, life.output
     stopped = result(job)["steps"]
     assert result(job)["status"] == "preempted" and 1 <= stopped < 36
     assert (
-        f"told to end (spot interruption: terminate at 2026-11-28T03:00:00Z): stopped after step {stopped}" in life.said
+        f"told to end (spot interruption: terminate at 2026-11-28T03:00:00Z): stopped after step {stopped}"
+        in life.output
     )
     last = [json.loads(path.read_text().splitlines()[-1])["step"] for path in sorted(job.glob("seen-*"))]
     assert last == [stopped, stopped]
-    assert f"checkpoint: step {stopped} saved" in life.said
+    assert f"checkpoint: step {stopped} saved" in life.output
     monkeypatch.setattr(Metadata, "action", b"")
     life = lives.live(job, 2, SKYTUNE_IMDS=endpoint)
-    assert life.code == 0 and f"resuming from step {stopped} " in life.said, life.said
+    assert life.code == 0 and f"resuming from step {stopped} " in life.output, life.output
     assert_permutations(place.seen(job), rows=90, steps_per_epoch=12)

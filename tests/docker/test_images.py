@@ -175,14 +175,14 @@ def test_the_first_stage_builds_the_wheel_from_what_is_copied(tmp_path: Path) ->
 @pytest.mark.parametrize("extras", ["train", "train,orchestrate,aws,demo"])
 def test_requirements_are_those_of_the_extras(extras: str) -> None:
     script = [sys.executable, "docker/requirements.py", extras]
-    said = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert said == [text for name in extras.split(",") for text in PROJECT["optional-dependencies"][name]]
+    lines = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines == [text for name in extras.split(",") for text in PROJECT["optional-dependencies"][name]]
 
 
 def test_an_extra_that_is_not_there() -> None:
     script = [sys.executable, "docker/requirements.py", "training"]
-    said = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
-    assert said.returncode == 1 and said.stderr.startswith("no extra 'training'; there are train, orchestrate")
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("no extra 'training'; there are train, orchestrate")
 
 
 def test_conda_installs_the_same_pins() -> None:

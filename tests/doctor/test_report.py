@@ -239,14 +239,14 @@ def test_processes_that_add_up_listen_on_the_loopback_alone() -> None:
 
 
 def test_a_backend_that_fails_says_why() -> None:
-    said = (
+    message = (
         "W0101 00:00:00 a warning that names an Error: not this\n"
         "[rank1]: Traceback (most recent call last):\n"
         '[rank1]:   File "allreduce.py", line 20, in main\n'
         "[rank1]: torch.distributed.DistBackendError: NCCL error: no system\n"
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
     )
-    assert checks._last_error(said) == "torch.distributed.DistBackendError: NCCL error: no system"
+    assert checks._last_error(message) == "torch.distributed.DistBackendError: NCCL error: no system"
     assert checks._last_error("nothing of the kind") == ""
 
 

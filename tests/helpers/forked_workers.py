@@ -127,7 +127,7 @@ class Life:
     code: int | None = None
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """What it printed so far."""
         return self.path.read_text() if self.path.exists() else ""
 
@@ -240,7 +240,7 @@ class Lives:
         life = self.start(job, processes, code, **env)
         if not life.ended(LONGEST):
             life.kill()
-            raise AssertionError(f"not finished after {LONGEST} s:\n{life.said}")
+            raise AssertionError(f"not finished after {LONGEST} s:\n{life.output}")
         return life
 
     def close(self) -> None:
@@ -261,9 +261,9 @@ class Forked:
 
         config = job.job.config
         life = self.lives.live(job.root, processes_wanted(compute, config.launch), SKYTUNE_STARTED=repr(time.time()))
-        print(life.said, end="")
+        print(life.output, end="")
         if life.code != 0 or job.read_result() is None:
-            raise failure(job, life.code or 0, life.said.splitlines())
+            raise failure(job, life.code or 0, life.output.splitlines())
 
 
 def serve_s3() -> None:

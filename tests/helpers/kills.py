@@ -89,16 +89,18 @@ class Kept:
 
     def look(self, life: Life, tally: Tally) -> None:
         """Check what a life said: it went on from a valid step that is no older than the last one announced."""
-        said = life.said
-        begun = re.search(r"^training \d+ steps", said, re.M)
-        found = re.search(r"^resuming from step (\d+) ", said, re.M)
+        output = life.output
+        begun = re.search(r"^training \d+ steps", output, re.M)
+        found = re.search(r"^resuming from step (\d+) ", output, re.M)
         at = int(found[1]) if found else 0
         if begun or found:
-            assert at >= self.announced, f"went back to step {at}, {self.announced} was announced as saved\n{said}"
+            assert at >= self.announced, f"went back to step {at}, {self.announced} was announced as saved\n{output}"
             assert at in SAVED, f"step {at} is none at which this run saves"
             tally.resumed.append(at)
-        assert "Traceback" not in said and "NOT SAVED" not in said, said
-        self.announced = max([self.announced, at, *map(int, re.findall(r"^checkpoint: step (\d+) saved", said, re.M))])
+        assert "Traceback" not in output and "NOT SAVED" not in output, output
+        self.announced = max(
+            [self.announced, at, *map(int, re.findall(r"^checkpoint: step (\d+) saved", output, re.M))]
+        )
 
 
 def check_kills(lives: Lives, place: Place, kind: Kind, tally: Tally, rounds: int, minutes: float = 1e9) -> None:
@@ -110,7 +112,7 @@ def check_kills(lives: Lives, place: Place, kind: Kind, tally: Tally, rounds: in
     begun = time.monotonic()
     life = lives.live(calm.job)
     length = time.monotonic() - begun
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     wanted = weights(calm.job), history(calm.job), place.seen(calm.job)
     assert_permutations(wanted[2], ROWS, STEPS_PER_EPOCH)
 
@@ -122,13 +124,13 @@ def check_kills(lives: Lives, place: Place, kind: Kind, tally: Tally, rounds: in
         killed = not over and _kill(life, run, kind, draw, length, tally)
         if not killed and not life.ended(600):
             life.kill()
-            raise AssertionError(f"a life that nobody disturbed did not come to its end:\n{life.said}")
+            raise AssertionError(f"a life that nobody disturbed did not come to its end:\n{life.output}")
         run.look(life, tally)
         if killed and tally.kills % 20 == 0:
             print(f"{tally.kills} kills, {tally.finished} runs finished, {tally.seconds:.0f} s", flush=True)
         if killed and not kind.finished(run.name):
             continue
-        assert killed or life.code == 0, life.said
+        assert killed or life.code == 0, life.output
         steps = place.seen(run.job)
         assert_permutations(steps, ROWS, STEPS_PER_EPOCH)
         assert (history(run.job), steps) == wanted[1:]

@@ -193,8 +193,8 @@ def test_who_is_to_blame(tmp_path: Path, zero: int, one: int, errors: dict[int, 
     job = JobDir(tmp_path)
     for rank, at in errors.items():
         job.write_error(rank, RankError(type="RuntimeError", message=f"of rank {rank}\nmore", user=False, time=at))
-    said = str(local.failure(job, 1, ["a line that says rank : 5", *REPORT.format(zero=zero, one=one).splitlines()]))
-    assert said.startswith(blamed)
+    message = str(local.failure(job, 1, ["a line that says rank : 5", *REPORT.format(zero=zero, one=one).splitlines()]))
+    assert message.startswith(blamed)
 
 
 def test_a_user_error_has_no_log(tmp_path: Path) -> None:

@@ -83,20 +83,20 @@ def test_what_does_not_decide_may_be_changed(stored: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "said"),
+    ("groups", "message"),
     [
         ({"seed": 8}, "seed: 7 there, 8 here"),
         ({"model": {"name": "/models/other"}}, 'model.name: "/models/mine" there, "/models/other" here'),
         ({"batch": {"global_size": 16}, "seed": 1}, "batch.global_size: 8 there, 16 here; seed: 7 there, 1 here"),
     ],
 )
-def test_what_decides_is_refused_in_one_line(stored: Any, groups: dict[str, Any], said: str) -> None:
+def test_what_decides_is_refused_in_one_line(stored: Any, groups: dict[str, Any], message: str) -> None:
     place = stored()
     found = find(place)
     assert found is not None
     with pytest.raises(UserError) as caught:
         found.adopt(on_top(found, **groups))
-    assert str(caught.value) == f"resume={place}: is of another run, mine-0123456789ab: {said}"
+    assert str(caught.value) == f"resume={place}: is of another run, mine-0123456789ab: {message}"
 
 
 def test_a_run_without_a_checkpoint(stored: Any) -> None:

@@ -171,10 +171,10 @@ def test_the_reference_batch_decides_where_the_rate_follows_the_batch() -> None:
 
 def test_the_metric_that_chooses_the_weights_decides() -> None:
     """Only it: the logits are kept, whatever they are scored with."""
-    mine = {"eval": {"metrics": ["f1"], "extra_metrics": {"mine": {"_target_": "a.b"}}}}
+    own_metrics = {"eval": {"metrics": ["f1"], "extra_metrics": {"mine": {"_target_": "a.b"}}}}
 
     def key(metric: str, changes: dict[str, Any]) -> str:
-        return run_key(changed(**{**mine, **changes, "checkpoint.metric": metric}), PRINTS)
+        return run_key(changed(**{**own_metrics, **changes, "checkpoint.metric": metric}), PRINTS)
 
     other = {
         "eval": {"metrics": ["f1", "a/kappa"], "extra_metrics": {"mine": {"_target_": "a.c"}, "f": {"_target_": "a.b"}}}
@@ -257,7 +257,7 @@ def test_a_slug_is_always_a_file_name(text: str) -> None:
 
 
 @pytest.fixture
-def said() -> Iterator[list[str]]:
+def logged() -> Iterator[list[str]]:
     """What the launch room says."""
     lines: list[str] = []
 
@@ -281,33 +281,33 @@ def announce(prints: dict[str, str] | None = None, **values: Any) -> str:
     return key
 
 
-def test_one_line_says_what_changed(said: list[str]) -> None:
+def test_one_line_says_what_changed(logged: list[str]) -> None:
     announce()
     announce()  # the same again
     announce(**{"loader.num_workers": 3})
-    assert said == []
+    assert logged == []
     key = announce(**{"optimizer.lr": 0.1, "epochs": 3})
-    assert said == [f"a new run ({key}): epochs 1 -> 3, optimizer.lr 5e-05 -> 0.1"]
-    said.clear()
+    assert logged == [f"a new run ({key}): epochs 1 -> 3, optimizer.lr 5e-05 -> 0.1"]
+    logged.clear()
     key = announce({**PRINTS, "data": "other"}, **{"optimizer.lr": 0.1, "epochs": 3})
-    assert said == [f"a new run ({key}): fingerprint of the data"]
-    said.clear()
+    assert logged == [f"a new run ({key}): fingerprint of the data"]
+    logged.clear()
     announce({**PRINTS, "data": "other"}, name="another", epochs=9)  # nothing to compare with
-    assert said == []
+    assert logged == []
 
 
-def test_many_changes_are_still_one_line(said: list[str]) -> None:
+def test_many_changes_are_still_one_line(logged: list[str]) -> None:
     announce()
     announce(seed=1, epochs=2, max_steps=3, **{"optimizer.lr": 0.1, "batch.global_size": 4, "model.dropout": 0.0})
-    assert len(said) == 1
-    assert said[0].endswith(", ...")
-    assert said[0].count("->") == 4
+    assert len(logged) == 1
+    assert logged[0].endswith(", ...")
+    assert logged[0].count("->") == 4
 
 
-def test_names_that_differ_after_a_dot_are_two_names(said: list[str]) -> None:
+def test_names_that_differ_after_a_dot_are_two_names(logged: list[str]) -> None:
     announce(name="v1.5")
     announce(name="v1.6", epochs=2)
-    assert said == []
+    assert logged == []
 
 
 def test_an_unusable_home_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_job: Any) -> None:
@@ -334,14 +334,14 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, run_job: Any, 
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_who_waits_learns_how_the_other_ended(said: list[str], ends_well: bool) -> None:
+def test_who_waits_learns_how_the_other_ended(logged: list[str], ends_well: bool) -> None:
     first, found = RunFolder("k").claim(), []
     thread = threading.Thread(target=lambda: found.append(RunFolder("k").claim()))
     thread.start()
     until = time.monotonic() + 600
-    while not said and time.monotonic() < until:
+    while not logged and time.monotonic() < until:
         time.sleep(0.01)
-    assert len(said) == 1 and f"trained by process {os.getpid()}: waiting for it to end" in said[0] and not found
+    assert len(logged) == 1 and f"trained by process {os.getpid()}: waiting for it to end" in logged[0] and not found
     if ends_well:
         first._write(process=1, finished=time.time())
     first.close()
@@ -358,11 +358,11 @@ def test_an_earlier_result_is_not_anothers() -> None:
     assert not RunFolder("k").claim(since=began).finished, "the one before did not say so"
 
 
-def test_a_process_does_not_wait_for_its_own_finished_job(said: list[str]) -> None:
+def test_a_process_does_not_wait_for_its_own_finished_job(logged: list[str]) -> None:
     first = RunFolder("k").claim()
     first.finish()
     RunFolder("k").claim()
-    assert said == []
+    assert logged == []
 
 
 @pytest.mark.parametrize("text", ["4711", "[]", "{", ""])

@@ -110,10 +110,10 @@ def test_two_processes_with_everything_in_the_way(
         assert set(seen["listening"]) == {"127.0.0.1"}, "no other machine can reach them"
     # Every rank has its log, only rank 0 speaks.
     assert sorted(file.name for file in done.job.logs.glob("rank-*.log")) == ["rank-0.log", "rank-1.log"]
-    said = capfd.readouterr().out
-    assert "training 6 steps" in said
-    assert "printed by rank 0" in said
-    assert "printed by rank 1" not in said
+    output = capfd.readouterr().out
+    assert "training 6 steps" in output
+    assert "printed by rank 0" in output
+    assert "printed by rank 1" not in output
     assert "printed by rank 1" in (done.job.logs / "rank-1.log").read_text()
     assert not any(done.job.logs.glob("*.error.json"))
     # Two workers, their agent, and a loader process of each.
@@ -138,21 +138,21 @@ def test_the_rank_that_failed_is_named(
         "alone": {"loader": {"num_workers": 2}, "callbacks": {**harm("kill"), **witness}},
     }
     start = time.monotonic()
-    said = {name: str(found) for name, found in at_once(run_job, runs).items()}
+    messages = {name: str(found) for name, found in at_once(run_job, runs).items()}
     assert time.monotonic() - start < WITHIN
 
-    first, where, *shown = said["raises"].splitlines()
+    first, where, *shown = messages["raises"].splitlines()
     assert first == "worker process 1 failed: RuntimeError: the forward pass broke"
     assert where.endswith("rank-1.log:")
     assert 2 <= len(shown) <= 15
     assert any("in a way of two lines" in line for line in shown)
 
     how = "it was ended by SIGKILL (out of memory, or somebody killed it)"
-    assert said["killed"].startswith(f"worker process 1 failed: {how}\n")
-    assert "trouble ahead on rank 1" in said["killed"]
+    assert messages["killed"].startswith(f"worker process 1 failed: {how}\n")
+    assert "trouble ahead on rank 1" in messages["killed"]
 
-    assert said["alone"].startswith(f"worker process 0 failed: {how}\n")
-    assert "training 4 steps" in said["alone"]
+    assert messages["alone"].startswith(f"worker process 0 failed: {how}\n")
+    assert "training 4 steps" in messages["alone"]
     # Two workers and their agent, twice; one worker and its two loader processes.
     assert left(expected=9) == []
 
@@ -184,9 +184,9 @@ def test_runs_at_once(run_job: Any, trouble: str, pids: Path, left: Any, caplog:
     } == dict.fromkeys("abc", "completed")
     keys = {name: outcome.result["run_key"] for name, outcome in found.items()}
     assert keys["a"] == keys["b"] != keys["c"]
-    said = [record.getMessage() for record in caplog.records]
-    waits = [line for line in said if "waiting for it to end" in line]
+    lines = [record.getMessage() for record in caplog.records]
+    waits = [line for line in lines if "waiting for it to end" in line]
     assert len(waits) == 1
     assert f"process {os.getpid()}" in waits[0]
-    assert len([line for line in said if "did not end" in line]) == 1
+    assert len([line for line in lines if "did not end" in line]) == 1
     assert left(expected=1) == []

@@ -147,13 +147,13 @@ client = Client()
 for identity in sys.argv[1:]:
     version = client.get_artifact_version(identity)
     data = version.load()
-    said = [version.artifact.name, type(data).__name__]
+    told = [version.artifact.name, type(data).__name__]
     if version.artifact.name == "splits":
         part = data["train"]
         total = sum(part.with_format(None).shuffle(seed=1).map(lambda row: {"n": len(row["input_ids"])})["n"])
-        said += [list(data), part.format["type"], part.format["columns"], part.features["labels"].names, len(part),
+        told += [list(data), part.format["type"], part.format["columns"], part.features["labels"].names, len(part),
                  str(part[0]["labels"].dtype), total]
-    print("SAID", json.dumps(said))
+    print("SAID", json.dumps(told))
 """
 
 Said = list[list[Any]]
@@ -190,10 +190,10 @@ class Ran:
         self.code.mkdir()
         (self.code / "materialize.py").write_text(RUN)
         (self.code / "read.py").write_text(READ)
-        self.said = run(self.code / "materialize.py", home, endpoint)
+        self.lines = run(self.code / "materialize.py", home, endpoint)
 
     def of(self, kind: str, word: str) -> Said:
-        return [rest for k, w, *rest in self.said if (k, w) == (kind, word)]
+        return [rest for k, w, *rest in self.lines if (k, w) == (kind, word)]
 
 
 @pytest.fixture(scope="module")
@@ -280,10 +280,10 @@ def test_what_cannot_be_stored_ends_the_run_in_one_line_and_leaves_nothing(ran: 
 def test_a_fresh_process_in_another_folder_loads_the_artifacts(ran: Ran) -> None:
     wanted = ("rows", "tokenizer", "splits", "model")
     identities = {(k, name): identity for k in ("local", "s3") for name, _, _, identity, *_ in ran.of(k, "output")}
-    said = run(ran.code / "read.py", ran.home, *(identities[k, name] for k in ("local", "s3") for name in wanted))
+    loaded_all = run(ran.code / "read.py", ran.home, *(identities[k, name] for k in ("local", "s3") for name in wanted))
     kinds = [["rows", "Dataset"], ["tokenizer", "BertTokenizer"], ["splits", "DatasetDict"], ["model", "ModelFolder"]]
-    assert [loaded[:2] for loaded in said] == kinds * 2
-    for splits in (said[2], said[6]):
+    assert [loaded[:2] for loaded in loaded_all] == kinds * 2
+    for splits in (loaded_all[2], loaded_all[6]):
         names, form, columns, labels, count, dtype, total = splits[2:]
         assert (names, form, columns, count, dtype) == (["test", "train"], "torch", ["labels"], 15, "torch.int64")
         assert labels == ["negative", "positive"] and 0 < total < 60

@@ -20,7 +20,7 @@ def bare(families, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "message"),
     [
         ("model-q4.gguf", "holds GGUF"),
         ("model.onnx", "holds ONNX"),
@@ -42,15 +42,15 @@ def bare(families, tmp_path) -> Path:
     ],
 )
 @pytest.mark.parametrize("config", [True, False])
-def test_other_weights_are_named_before_anything_else(bare, file, said, config):
+def test_other_weights_are_named_before_anything_else(bare, file, message, config):
     if file:
         (bare / file).parent.mkdir(exist_ok=True)
         (bare / file).write_bytes(b"x")
     if not config:
         (bare / "config.json").unlink()
-        said = said if file and "safetensors" not in file else "this folder holds no config.json"
+        message = message if file and "safetensors" not in file else "this folder holds no config.json"
     for look in (lambda: resolve(ModelConfig(name=str(bare))), lambda: saved_model(bare)):
-        with pytest.raises(UserError, match=re.escape(said)) as raised:
+        with pytest.raises(UserError, match=re.escape(message)) as raised:
             look()
         assert str(raised.value).startswith(("model.name=", "checkpoint=")) and "\n" not in str(raised.value)
     if config:  # without weights the rest is enough

@@ -66,8 +66,8 @@ def gradients(model: Any) -> list[torch.Tensor]:
     return [weight.grad.clone() for weight in model.parameters()]
 
 
-def worst(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+def worst(ours: list[torch.Tensor], reference: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(ours, reference, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -75,14 +75,14 @@ def test_the_loss_is_transformers_own(table: TokenTable, kind: Any, monkeypatch:
     monkeypatch.setattr(language, "AT_ONCE", 7 * VOCABULARY)
     model = kind()
     batch = table.batch(np.arange(len(table)))
-    theirs = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
-    theirs.backward()
+    reference = model(input_ids=batch["input_ids"], labels=batch["labels"]).loss
+    reference.backward()
     expected = gradients(model)
     model.zero_grad()
     language.learn_tokens(model)
     ours = model(**batch)["loss"]
     ours.backward()
-    assert float(ours - theirs) == pytest.approx(0, abs=2e-6) and worst(gradients(model), expected) <= 1e-6
+    assert float(ours - reference) == pytest.approx(0, abs=2e-6) and worst(gradients(model), expected) <= 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -97,8 +97,8 @@ def test_an_adapter_comes_back_everywhere(base: Any, tmp_path: Path, kind: Any, 
     files = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors", "skytune_adapter.json"}
     assert torch.equal(logits(load_saved(tmp_path / "adapter")), expected)
-    theirs = PeftModel.from_pretrained(Auto.from_pretrained(base(kind), num_labels=3), tmp_path / "adapter")
-    assert torch.equal(logits(theirs), expected)
+    loaded = PeftModel.from_pretrained(Auto.from_pretrained(base(kind), num_labels=3), tmp_path / "adapter")
+    assert torch.equal(logits(loaded), expected)
     again = build(base(kind), seed=9, adapter=str(tmp_path / "adapter"))
     assert torch.equal(logits(again), expected) and trainable(again) == trainable(model)
     merge_adapter(tmp_path / "adapter", tmp_path / "merged")
@@ -138,9 +138,9 @@ def test_one_made_by_peft_goes_on(base: Any, tmp_path: Path) -> None:
     from peft import get_peft_model
     from transformers import AutoModelForSequenceClassification as Auto
 
-    theirs = Auto.from_pretrained(base(llama), num_labels=3)
+    plain = Auto.from_pretrained(base(llama), num_labels=3)
     asked = Theirs(r=3, lora_alpha=5, target_modules=["q_proj", "down_proj"], task_type="SEQ_CLS")
-    model = get_peft_model(theirs, asked)
+    model = get_peft_model(plain, asked)
     expected = logits(moved(model))
     model.save_pretrained(tmp_path / "theirs")
     ours = build(base(llama), adapter=str(tmp_path / "theirs"))

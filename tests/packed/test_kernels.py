@@ -130,19 +130,19 @@ def test_adamw(low):
 
     torch.manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(5000, device=DEVICE))
-    theirs = torch.nn.Parameter(ours.detach().clone())
+    other = torch.nn.Parameter(ours.detach().clone())
     settings = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-6}
-    optimizer, reference = torch.optim.AdamW([ours], **settings), torch.optim.AdamW([theirs], **settings)
+    optimizer, reference = torch.optim.AdamW([ours], **settings), torch.optim.AdamW([other], **settings)
     arena = FlatParameters(optimizer, torch.bfloat16 if low else torch.float32)
     for step in range(1, 4):
         grad = torch.randn(5000, device=DEVICE)
         arena.grads[:5000] = grad
-        theirs.grad = arena.grads[:5000].float()
-        torch.nn.utils.clip_grad_norm_([theirs], 1.0)
+        other.grad = arena.grads[:5000].float()
+        torch.nn.utils.clip_grad_norm_([other], 1.0)
         reference.step()
         arena.scalars[:3] = torch.tensor([1e-2, *arena.corrections(step)])
         _step(arena)
-    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=0)
+    torch.testing.assert_close(ours, other, atol=2e-6, rtol=0)
     if low:
         torch.testing.assert_close(
             arena.low[:5000].float(), ours.detach(), atol=0, rtol=2**-7

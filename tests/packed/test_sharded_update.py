@@ -98,8 +98,8 @@ def test_processes_learn_what_one_learns(
     for part in found[1:]:
         assert all(map(torch.equal, part.flat, found[0].flat)), "all have the same weights and state, to the bit"
     torch.testing.assert_close(found[0].flat[0], expected.flat[0], atol=5e-6, rtol=0)
-    for mine, right in zip(found[0].flat[1:], expected.flat[1:], strict=True):
-        torch.testing.assert_close(mine, right, atol=1e-6, rtol=0)
+    for learned, right in zip(found[0].flat[1:], expected.flat[1:], strict=True):
+        torch.testing.assert_close(learned, right, atol=1e-6, rtol=0)
     torch.testing.assert_close(sum(part.losses for part in found), expected.losses, atol=1e-5, rtol=0)
     assert len({part.tokens for part in found}) == 1, "all compute as many tokens: they wait for each other anyway"
     for number, part in enumerate(found):

@@ -129,8 +129,8 @@ def test_a_flipped_bit_in_an_artifact_of_a_cached_step(scene: Any) -> None:
         file.write_bytes(bytes(content))
     edit(scene, "report/page.py", "\ndef _subtitle", "\nADDED = 2\n\n\ndef _subtitle")
     found = statuses(scene)
-    said = " ".join((scene.last.err + scene.last.out).split())
-    assert f"the files at {outputs['test_dataset']['uri']} are damaged: the step that made them runs again" in said
+    message = " ".join((scene.last.err + scene.last.out).split())
+    assert f"the files at {outputs['test_dataset']['uri']} are damaged: the step that made them runs again" in message
     assert found == {"load_data": "completed", "train_model": "cached", "evaluate_model": "completed"}
 
 

@@ -86,17 +86,17 @@ def shell(place: Any, *words: str, **more: Any) -> "subprocess.Popen[str]":
 
 def test_the_study_tells_its_cells(place: Any) -> None:
     started = shell(place, "study.sh", "study.dry_run=true")
-    said = started.communicate(timeout=120)[0]
-    assert started.returncode == 0, said
-    assert "rows-and-batch: 3 cells, 3 to run" in said
+    output = started.communicate(timeout=120)[0]
+    assert started.returncode == 0, output
+    assert "rows-and-batch: 3 cells, 3 to run" in output
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_the_study_trains_its_cells(place: Any) -> None:
     started = shell(place, "study.sh")
-    said = started.communicate(timeout=580)[0]
-    assert started.returncode == 0, said
+    output = started.communicate(timeout=580)[0]
+    assert started.returncode == 0, output
     (table,) = (place.home / "skytune" / "benchmarks").glob("rows-and-batch/results.csv")
     assert len(table.read_text().splitlines()) == 4
 
@@ -111,10 +111,10 @@ def test_two_machines(place: Any) -> None:
     words = ["127.0.0.1", str(place.home / "share"), "debug=smoke", "name=two", f"launch.master_port={port}"]
     nodes = [shell(place, "two_machines.sh", str(rank), *words) for rank in (1, 0)]
     try:
-        said = [node.communicate(timeout=250)[0] for node in reversed(nodes)]
+        lines = [node.communicate(timeout=250)[0] for node in reversed(nodes)]
     finally:
         for node in nodes:
             node.kill()
-    assert [node.returncode for node in nodes] == [0, 0], "\n".join(said)
+    assert [node.returncode for node in nodes] == [0, 0], "\n".join(lines)
     (result,) = (place.home / "share" / "runs").glob("two-*/outputs/result.json")
     assert json.loads(result.read_text())["world_size"] == 2

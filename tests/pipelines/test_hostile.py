@@ -20,10 +20,10 @@ import os, sys
 def look(event, args):
     # What is imported, run as a program, or executed as code.
     if event in ("import", "exec", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"):
-        said = args[0].co_filename if event == "exec" and hasattr(args[0], "co_filename") else repr(args)
-        if "{MARK}" in said:
+        what = args[0].co_filename if event == "exec" and hasattr(args[0], "co_filename") else repr(args)
+        if "{MARK}" in what:
             with open(os.environ["HOSTILE_LOG"], "a") as file:
-                print(event, said, file=file)
+                print(event, what, file=file)
 
 sys.addaudithook(look)
 """
@@ -68,7 +68,7 @@ FOLDERS: dict[str, tuple[str, Any, str]] = {
 def test_nothing_of_a_models_folder_is_run(
     place: Any, tiny_model: Path, tmp_path: Path, reviews: Path, case: str
 ) -> None:
-    name, values, said = FOLDERS[case]
+    name, values, message = FOLDERS[case]
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
     trained = {**json.loads((folder / "config.json").read_text()), "architectures": ["BertForSequenceClassification"]}
@@ -79,7 +79,7 @@ def test_nothing_of_a_models_folder_is_run(
         values = {**json.loads((folder / name).read_text()), **values}
     (folder / name).write_text(values if isinstance(values, str) else json.dumps(values))
     data = ["data=files", f"data.train={reviews}", "data.text=Satz", "data.label=Urteil"]
-    assert said in refused(place, "pipeline=evaluate", f"checkpoint={folder}", *data)
+    assert message in refused(place, "pipeline=evaluate", f"checkpoint={folder}", *data)
 
 
 STORES: dict[str, tuple[dict[str, Any], str]] = {
@@ -93,7 +93,7 @@ STORES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", [*STORES, "deep", "names", "manifest"])
 def test_nothing_of_a_store_is_run(place: Any, tmp_path: Path, case: str) -> None:
-    groups, said = STORES.get(case, ({}, ""))
+    groups, message = STORES.get(case, ({}, ""))
     values = to_dict(RunConfig(name="theirs"))
     for key, value in groups.items():
         values[key] = {**values[key], **value} if isinstance(value, dict) else value
@@ -104,13 +104,13 @@ def test_nothing_of_a_store_is_run(place: Any, tmp_path: Path, case: str) -> Non
     words = [f"resume={tmp_path}/store"]
     if case == "deep":
         (run / "run.json").write_text(DEEP)
-        said = "run.json is damaged"
+        message = "run.json is damaged"
     elif case == "names":
         whole = json.loads((run / "run.json").read_text())
         (run / "run.json").write_text(json.dumps({**whole, "files": {"../x": {"size": 1, "sha256": "0"}}}))
-        said = "run.json is damaged"
+        message = "run.json is damaged"
     elif case == "manifest":
         (run / "run.json").unlink()
         (run / "step-00000001" / "manifest.json").write_text(DEEP)
-        words, said = [f"resume={run}/step-00000001", "max_steps=1", "data.max_rows=64"], "manifest.json is damaged"
-    assert said in refused(place, *words)
+        words, message = [f"resume={run}/step-00000001", "max_steps=1", "data.max_rows=64"], "manifest.json is damaged"
+    assert message in refused(place, *words)

@@ -153,10 +153,10 @@ def test_the_containers_command_in_two_namespaces(
                     stderr=subprocess.STDOUT,
                 )
             )
-        said = [pod.communicate(timeout=600)[0] for pod in pods]
-        assert [pod.returncode for pod in pods] == [0, 0], "\n".join(said)
-        assert "2 x cpu" in said[0]
-        assert said[1].splitlines()[-1] == "the run is done; node 0 has the results"
+        lines = [pod.communicate(timeout=600)[0] for pod in pods]
+        assert [pod.returncode for pod in pods] == [0, 0], "\n".join(lines)
+        assert "2 x cpu" in lines[0]
+        assert lines[1].splitlines()[-1] == "the run is done; node 0 has the results"
         assert not (checkout.home / "pod-1" / "zenml").exists(), "no ZenML on the other machine"
     finally:
         for process in (*pods, server):

@@ -36,12 +36,12 @@ def test_the_same_command_on_two_machines(new_checkout: Callable[[], Any], small
     )
     try:
         first = checkout.run(*words, **slurm, SLURM_NODEID="0")
-        said = other.communicate(timeout=600)[0]
+        output = other.communicate(timeout=600)[0]
     finally:
         other.kill()
-    assert first.code == 0, first.out + first.err + said
-    assert other.returncode == 0, said
-    assert said.splitlines()[-1] == "the run is done; node 0 has the results"
+    assert first.code == 0, first.out + first.err + output
+    assert other.returncode == 0, output
+    assert output.splitlines()[-1] == "the run is done; node 0 has the results"
     assert not os.path.exists(checkout.home / "other"), "no ZenML on the other machine"
     # Again: node 0 has everything from its cache, and lets the other one go.
     other = subprocess.Popen(

@@ -57,15 +57,15 @@ def test_a_way_out_that_an_error_names_works(checkout: Any, tiny_classifier: Pat
     with (checkout.home / "odd.csv").open("w") as file:
         file.write("text,prediction\nthe film was good,1\n,2\na dull plot,3\n")
     output = "predict.output=odd.jsonl"
-    said = []
+    way_out = []
     for _ in range(3):  # each error's own words are typed with the same command
-        done = checkout.run(*words, "predict.input=odd.csv", output, *said)
+        done = checkout.run(*words, "predict.input=odd.csv", output, *way_out)
         if done.code == 0:
             break
-        said += [
+        way_out += [
             word.rstrip(";:,") for word in done.err.split() if word.startswith(("predict.prefix=", "data.bad_rows="))
         ]
-    assert said == ["predict.prefix=model_", "data.bad_rows=drop"], done.err
+    assert way_out == ["predict.prefix=model_", "data.bad_rows=drop"], done.err
     lines = [json.loads(line) for line in (checkout.home / "odd.jsonl").read_text().splitlines()]
     assert [line["prediction"] for line in lines] == ["1", "2", "3"]
     assert [line["model_prediction"] is None for line in lines] == [False, True, False]

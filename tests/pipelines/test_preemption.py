@@ -50,17 +50,17 @@ def interrupted(scene: Any, number: signal.Signals, after_step: int) -> subproce
         stdin=subprocess.DEVNULL,
     )
     assert child.stdout is not None
-    said = ""
+    message = ""
     until = time.monotonic() + 600
     for line in child.stdout:
-        said += line
+        message += line
         step = re.match(r"step (\d+)/", line)
         if step and int(step[1]) >= after_step:
             os.kill(child.pid, number)
             break
-        assert time.monotonic() < until, said
+        assert time.monotonic() < until, message
     rest, err = child.communicate(timeout=600)
-    return subprocess.CompletedProcess(child.args, child.returncode, said + rest, err)
+    return subprocess.CompletedProcess(child.args, child.returncode, message + rest, err)
 
 
 def test_sigterm_and_ctrl_c_save_and_the_same_command_goes_on(scene: Any) -> None:

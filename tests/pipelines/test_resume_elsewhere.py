@@ -98,16 +98,16 @@ def stopped(machines: Machines, words: list[str]) -> dict[str, bytes]:
         stdin=subprocess.DEVNULL,
     )
     assert child.stdout is not None
-    said, until = "", time.monotonic() + 600
+    message, until = "", time.monotonic() + 600
     for line in child.stdout:
-        said += line
+        message += line
         step = re.match(r"step (\d+)/", line)
         if step and int(step[1]) >= 5:
             os.kill(child.pid, signal.SIGTERM)
             break
-        assert time.monotonic() < until, said
+        assert time.monotonic() < until, message
     rest, err = child.communicate(timeout=600)
-    assert child.returncode == 75, said + rest + err
+    assert child.returncode == 75, message + rest + err
     return dict(machines.hub.files("me/runs"))
 
 

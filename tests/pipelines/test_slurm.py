@@ -57,19 +57,19 @@ class Cluster:
             stdin=subprocess.DEVNULL,
         )
         assert child.stdout is not None
-        said = ""
+        message = ""
         try:
             for line in child.stdout:
-                said += line
+                message += line
                 if stop(line, child.pid):
                     break
             try:
-                return child.wait(600), said + child.stdout.read()
+                return child.wait(600), message + child.stdout.read()
             except subprocess.TimeoutExpired:
                 for process in children(child.pid):
                     os.kill(process, signal.SIGABRT)  # Python says where all its threads are
                 child.kill()
-                pytest.fail(said + child.stdout.read())
+                pytest.fail(message + child.stdout.read())
         finally:
             child.kill()
             child.wait()
@@ -105,10 +105,10 @@ def test_the_job_comes_back_until_it_is_done(cluster: Cluster) -> None:
         os.kill(shell, signal.SIGUSR1)
         return True
 
-    code, said = cluster.run(0, time_limit)
-    assert code == 75, said
+    code, output = cluster.run(0, time_limit)
+    assert code == 75, output
     assert cluster.requeued() == ["requeue 4711"]
-    stopped = int(re.search(r"stopped after step (\d+)", said)[1])  # type: ignore[index]
+    stopped = int(re.search(r"stopped after step (\d+)", output)[1])  # type: ignore[index]
 
     def preempted(line: str, shell: int) -> bool:
         """Slurm signals all processes of a job; the shell hands it on, so that run.py gets it twice."""
@@ -117,14 +117,14 @@ def test_the_job_comes_back_until_it_is_done(cluster: Cluster) -> None:
             time.sleep(0.2)
         return True
 
-    code, said = cluster.run(1, preempted)  # with its first words: long before a worker runs
-    assert code == 75, said
-    assert "preempted: SIGTERM; what had been saved is kept, and the same command goes on" in said
+    code, output = cluster.run(1, preempted)  # with its first words: long before a worker runs
+    assert code == 75, output
+    assert "preempted: SIGTERM; what had been saved is kept, and the same command goes on" in output
     assert len(cluster.requeued()) == 1, "Slurm does that itself, unless the job was cancelled"
 
-    code, said = cluster.run(2)
-    assert code == 0, said
-    assert f"resuming from step {stopped} " in said
+    code, output = cluster.run(2)
+    assert code == 0, output
+    assert f"resuming from step {stopped} " in output
     assert len(cluster.requeued()) == 1
 
 

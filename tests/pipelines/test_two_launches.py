@@ -68,24 +68,26 @@ def test_two_at_once_train_one_after_the_other(
     ]
     running = {name: start(scene, name, words) for name in ("one", "two")}
 
-    def said() -> dict[str, str]:
+    def outputs() -> dict[str, str]:
         return {name: (scene.home / name / "out").read_text() for name in running}
 
     holds = r"^.*: is being written by the launch (\S+) \(process \d+ on \S+\); .*$"
     try:
         until = time.monotonic() + 600
-        while not (held := [name for name, text in said().items() if re.search(holds, text, re.M)]):
-            assert all(process.poll() is None for process in running.values()) and time.monotonic() < until, said()
+        while not (held := [name for name, text in outputs().items() if re.search(holds, text, re.M)]):
+            assert all(process.poll() is None for process in running.values()) and time.monotonic() < until, outputs()
             time.sleep(0.05)
         (waits,) = held
         (first,) = running.keys() - held
         # The file and not the line about it: the loop, which stands still at step 5, may not have told of it yet.
-        while "step 4/" not in said()[first] or not list(store.glob("*/step-*3/manifest.json")):
-            assert running[first].poll() is None and time.monotonic() < until, said()
+        while "step 4/" not in outputs()[first] or not list(store.glob("*/step-*3/manifest.json")):
+            assert running[first].poll() is None and time.monotonic() < until, outputs()
             time.sleep(0.05)
         before = tree(store)
         time.sleep(1.5)
-        assert tree(store) == before and not re.search("^(training|resuming) ", said()[waits], re.M), said()[waits]
+        assert tree(store) == before and not re.search("^(training|resuming) ", outputs()[waits], re.M), outputs()[
+            waits
+        ]
         go_on.touch()
         for process in running.values():
             process.wait(600)
@@ -93,7 +95,7 @@ def test_two_at_once_train_one_after_the_other(
         for process in running.values():
             process.kill()
             process.wait()
-    out = said()
+    out = outputs()
     assert [process.returncode for process in running.values()] == [0, 0], out
     assert re.search(holds, out[first], re.M) is None and len(re.findall(holds, out[waits], re.M)) == 1
     assert f"file://{store}/" in re.search(holds, out[waits], re.M)[0]  # type: ignore[index]
@@ -122,14 +124,14 @@ def test_two_at_once_on_one_machine_compute_once(
     words = [*small, "+callbacks.waits._target_=waiting.Waits"]
     running = {name: start(scene, name, words, elsewhere=False) for name in ("one", "two")}
 
-    def said() -> dict[str, str]:
+    def outputs() -> dict[str, str]:
         return {name: (scene.home / name / "out").read_text() for name in running}
 
     waits = r"this very run is being trained by process (\d+): waiting for it to end"
     try:
         until = time.monotonic() + 600
-        while not any(re.search(waits, text) for text in said().values()):
-            assert all(process.poll() is None for process in running.values()) and time.monotonic() < until, said()
+        while not any(re.search(waits, text) for text in outputs().values()):
+            assert all(process.poll() is None for process in running.values()) and time.monotonic() < until, outputs()
             time.sleep(0.05)
         go_on.touch()
         for process in running.values():
@@ -138,7 +140,7 @@ def test_two_at_once_on_one_machine_compute_once(
         for process in running.values():
             process.kill()
             process.wait()
-    out = said()
+    out = outputs()
     errors = {name: (scene.home / name / "err").read_text() for name in running}
     assert [process.returncode for process in running.values()] == [0, 0], errors
     (second,) = [name for name, text in out.items() if re.search(waits, text)]

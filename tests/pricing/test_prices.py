@@ -124,7 +124,7 @@ def refused(status: int | None) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (refused(None), r"raw\.example\.com does not answer"),
         (refused(503), r"raw\.example\.com answers 503"),
@@ -132,7 +132,7 @@ def refused(status: int | None) -> Exception:
     ],
 )
 def test_a_catalog_out_of_reach_is_one_short_line(
-    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def ask(*_: Any, **__: Any) -> Any:
         logging.getLogger("sky.catalog.common").error("Please check your internet connection.")
@@ -141,7 +141,7 @@ def test_a_catalog_out_of_reach_is_one_short_line(
     sky = types.ModuleType("sky")
     sky.catalog = types.SimpleNamespace(instance_type_exists=ask)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sky", sky)
-    with pytest.raises(NotReachable, match=rf"^study\.price_source=skypilot: .*: {said}; study") as told:
+    with pytest.raises(NotReachable, match=rf"^study\.price_source=skypilot: .*: {message}; study") as told:
         catalog_price("g5.xlarge", False, "us-east-1")
     assert "\n" not in str(told.value) and len(str(told.value)) < 300
     assert not caplog.records

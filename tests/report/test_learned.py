@@ -13,7 +13,7 @@ from skytune.report.learned import nothing_learned
 from skytune.tasks import Scoring, find
 
 
-def said(logits: Any, labels: Any, losses: list[float] = [0.5], steps: int = 1000, **config: Any) -> str:  # noqa: B006
+def warning(logits: Any, labels: Any, losses: list[float] = [0.5], steps: int = 1000, **config: Any) -> str:  # noqa: B006
     names = [f"c{n}" for n in range(logits.shape[1])]
     scoring = Scoring(names=names, metrics=list(METRICS), shown=[f"row {row}" for row in range(len(labels))])
     task = find(TaskConfig(name="text-classification"))
@@ -36,7 +36,7 @@ def logits(right: int) -> Any:
 
 
 def test_predictions_that_are_all_the_same() -> None:
-    line = said(np.tile([0.0, 2.0], (100, 1)), LABELS)
+    line = warning(np.tile([0.0, 2.0], (100, 1)), LABELS)
     assert line.startswith(
         "nothing was learned: every test row is taken for 'c1'; likely causes: a learning rate of 5e-"
     )
@@ -44,15 +44,15 @@ def test_predictions_that_are_all_the_same() -> None:
 
 
 def test_an_accuracy_at_the_majoritys() -> None:
-    assert "accuracy 0.600 is not above 0.600, that of always saying the most" in said(logits(60), LABELS)
-    assert said(logits(61), LABELS) == ""
+    assert "accuracy 0.600 is not above 0.600, that of always saying the most" in warning(logits(60), LABELS)
+    assert warning(logits(61), LABELS) == ""
 
 
 def test_a_loss_that_never_went_below_the_classes_shares() -> None:
-    line = said(logits(70), LABELS, losses=[0.70, CHANCE * 0.99])
+    line = warning(logits(70), LABELS, losses=[0.70, CHANCE * 0.99])
     assert "the validation loss never went clearly below 0.673, that of the classes' shares alone" in line
-    assert said(logits(70), LABELS, losses=[0.70, CHANCE * 0.9]) == ""
-    assert said(logits(70), LABELS, losses=[]) == ""
+    assert warning(logits(70), LABELS, losses=[0.70, CHANCE * 0.9]) == ""
+    assert warning(logits(70), LABELS, losses=[]) == ""
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_a_loss_that_never_went_below_the_classes_shares() -> None:
 def test_causes_and_what_to_try(steps: int, config: dict[str, Any], parts: list[str]) -> None:
     from skytune.config.compose import compose_run
 
-    line = said(np.tile([0.0, 2.0], (100, 1)), LABELS, steps=steps, **config)
+    line = warning(np.tile([0.0, 2.0], (100, 1)), LABELS, steps=steps, **config)
     assert all(part in line for part in parts), line
     words = line.partition("; try the same command with ")[2].split()
     compose_run(Path(__file__).parents[2] / "configs", words)  # each is a setting as it stands
 
 
 def test_few_rows_one_class_and_other_tasks_say_nothing() -> None:
-    assert said(np.tile([0.0, 2.0], (9, 1)), [0, 1] * 4 + [1]) == ""
-    assert said(np.tile([0.0, 2.0], (50, 1)), [1] * 50) == ""
+    assert warning(np.tile([0.0, 2.0], (9, 1)), [0, 1] * 4 + [1]) == ""
+    assert warning(np.tile([0.0, 2.0], (50, 1)), [1] * 50) == ""
     assert nothing_learned({"metrics": {"rmse": 1.0}, "n_rows": 100, "results": {}}, [], {}, {}) == ""

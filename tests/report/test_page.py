@@ -147,12 +147,12 @@ def test_averages_are_scikit_learns(changed: dict[str, Any]) -> None:
     names = [f"class {i}" for i in range(5)]
     changed.update(evaluations={"test": scored(logits, labels, names, ["accuracy", "f1"])}, labels=names)
     html = check(build_report(**changed))
-    theirs = classification_report(labels, logits.argmax(1), output_dict=True, zero_division=0)
+    report = classification_report(labels, logits.argmax(1), output_dict=True, zero_division=0)
     for name in ("macro", "weighted"):
         row = re.search(rf">{name} average</th>(.*?)</tr>", html)
         assert row is not None
         found = [float(number) for number in re.findall(r">([\d.]+)</td>", row[1])][:3]
-        assert found == [round(theirs[f"{name} avg"][key], 3) for key in ("precision", "recall", "f1-score")]
+        assert found == [round(report[f"{name} avg"][key], 3) for key in ("precision", "recall", "f1-score")]
     orders = re.findall(r"<tbody>(.*?)</tbody>", html.partition("Per class")[2].partition("</table>")[0], re.DOTALL)
     f1 = [[float(x) for x in re.findall(r'class="n">([\d.]+)</td><td class="n">\d+</td>', body)] for body in orders]
     assert len(orders) == 3 and f1[1] == sorted(f1[0]) and "Most confused: " in html

@@ -59,8 +59,8 @@ def test_promoted_trials_go_on_and_no_row_is_trained_twice(
     monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "elsewhere"))
     straight = retrained(winner.cells[0].config, launcher=warm())
     assert straight.job.root.name == here.name, "the very same run"
-    ours, theirs = (load_file(folder / "outputs/model/model.safetensors") for folder in (here, straight.job.root))
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs), "stopped three times, to the bit"
+    ours, reference = (load_file(folder / "outputs/model/model.safetensors") for folder in (here, straight.job.root))
+    assert all(np.array_equal(ours[name], reference[name]) for name in reference), "stopped three times, to the bit"
 
 
 def test_a_finished_search_is_extended_and_another_space_keeps_what_lies_inside(

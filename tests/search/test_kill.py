@@ -82,11 +82,11 @@ def killed(folder: Path, values: dict[str, Any], kills: int, seed: int) -> dict[
 
 def compare(found: dict[str, Any], straight: dict[str, Any]) -> None:
     for name in SAME:
-        mine, other = (json.loads(json.dumps(one[name])) for one in (found, straight))
+        killed, other = (json.loads(json.dumps(one[name])) for one in (found, straight))
         if name == "winner":
-            for one in (mine, other):
+            for one in (killed, other):
                 del one["config"]
-        assert mine == other, name
+        assert killed == other, name
 
 
 @pytest.mark.slow

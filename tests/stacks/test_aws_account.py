@@ -78,9 +78,9 @@ def test_no_network(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_refusal_names_the_call_and_where_to_read_what_is_needed(aws: Any) -> None:
     from botocore.exceptions import ClientError
 
-    said = {"Error": {"Code": "AccessDenied", "Message": "User x is not authorized to perform: iam:CreateRole"}}
+    answer = {"Error": {"Code": "AccessDenied", "Message": "User x is not authorized to perform: iam:CreateRole"}}
     with pytest.raises(UserError) as caught, accounts.spoken("aws"):
-        raise ClientError(said, "CreateRole")
+        raise ClientError(answer, "CreateRole")
     assert str(caught.value) == (
         "AWS refuses CreateRole: User x is not authorized to perform: iam:CreateRole; "
         "`python src/stack.py policy aws` prints what must be allowed"

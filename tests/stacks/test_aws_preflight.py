@@ -107,7 +107,7 @@ def test_skypilots_price_where_aws_does_not_tell(made: Account, aws: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("machine", "said"),
+    ("machine", "message"),
     [
         ({"instance_type": "g5.13xlarge"}, "g5.13xlarge: EC2 has no such instance type in us-east-1"),
         ({"accelerators": "A10G:3"}, "no machine with accelerators A10G:3 in us-east-1; there are A10G:4"),
@@ -115,9 +115,9 @@ def test_skypilots_price_where_aws_does_not_tell(made: Account, aws: Any) -> Non
     ],
     ids=["no-such-type", "no-such-count", "not-here"],
 )
-def test_a_machine_that_does_not_exist_is_told_once(made: Account, machine: dict[str, Any], said: str) -> None:
+def test_a_machine_that_does_not_exist_is_told_once(made: Account, machine: dict[str, Any], message: str) -> None:
     found = look(made, machine)
-    assert (found["machine"][0].level, found["machine"][0].text) == (Level.fail, said)
+    assert (found["machine"][0].level, found["machine"][0].text) == (Level.fail, message)
     assert not {"quota", "price", "image"} & set(found)
     assert {"bucket", "role", "skypilot"} <= set(found)
 

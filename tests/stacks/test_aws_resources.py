@@ -79,18 +79,18 @@ def test_what_somebody_changed_is_put_right_and_named(account: Account) -> None:
     s3, iam = boto3.client("s3"), boto3.client("iam")
     s3.delete_public_access_block(Bucket=BUCKET)
     s3.delete_bucket_encryption(Bucket=BUCKET)
-    theirs = {"Sid": "Theirs", "Effect": "Deny", "Principal": "*", "Action": "s3:PutObjectAcl", "Resource": "*"}
-    s3.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": [theirs]}))
-    mine = {"ID": "mine", "Filter": {"Prefix": "other/"}, "Status": "Enabled", "Expiration": {"Days": 1}}
-    s3.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": [mine]})
+    statement = {"Sid": "Theirs", "Effect": "Deny", "Principal": "*", "Action": "s3:PutObjectAcl", "Resource": "*"}
+    s3.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
+    own_rule = {"ID": "mine", "Filter": {"Prefix": "other/"}, "Status": "Enabled", "Expiration": {"Days": 1}}
+    s3.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": [own_rule]})
     wide = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
     iam.put_role_policy(RoleName=ROLE, PolicyName="skytune-machine", PolicyDocument=json.dumps(wide))
     iam.remove_role_from_instance_profile(InstanceProfileName=ROLE, RoleName=ROLE)
     done = {each.kind: each for each in stack.ensure(account, names(account), 7, lambda _: None)}
-    said = "public access blocked, encrypted, requests without encryption refused, checkpoints go after 7 days"
-    assert done["bucket"].about == said
+    about = "public access blocked, encrypted, requests without encryption refused, checkpoints go after 7 days"
+    assert done["bucket"].about == about
     kept = json.loads(s3.get_bucket_policy(Bucket=BUCKET)["Policy"])["Statement"]
-    assert kept == [theirs, *policies.bucket(names(account))["Statement"]]
+    assert kept == [statement, *policies.bucket(names(account))["Statement"]]
     assert (done["role"].verb, done["role"].about) == ("changed", "what it may do")
     assert done["profile"].verb == "changed"
     rules = {rule["ID"] for rule in s3.get_bucket_lifecycle_configuration(Bucket=BUCKET)["Rules"]}

@@ -85,17 +85,17 @@ def lines(text: str) -> list[list[str]]:
 
 
 def test_register_check_and_destroy(stack: Commands, tmp_path: Path) -> None:
-    said = stack("register", "aws", "--compute", "m6i.2xlarge")
-    assert (said.code, said.err) == (0, "")
-    assert [line[:2] for line in lines(said.out)[1:6]] == [
+    done = stack("register", "aws", "--compute", "m6i.2xlarge")
+    assert (done.code, done.err) == (0, "")
+    assert [line[:2] for line in lines(done.out)[1:6]] == [
         ["made", "bucket"],
         ["made", "role"],
         ["made", "profile"],
         ["made", "repository"],
         ["made", "stack"],
     ]
-    assert "at rest about $0.00 a month" in said.out
-    assert f"  python src/run.py\ncheckpoints go to s3://{BUCKET}/runs" in said.out
+    assert "at rest about $0.00 a month" in done.out
+    assert f"  python src/run.py\ncheckpoints go to s3://{BUCKET}/runs" in done.out
 
     again = stack("register", "aws", "--compute", "m6i.2xlarge")
     assert [line[0] for line in lines(again.out)[1:6]] == ["found"] * 5
@@ -127,23 +127,23 @@ def test_register_check_and_destroy(stack: Commands, tmp_path: Path) -> None:
 
 def test_another_machine_changes_the_stack_alone(stack: Commands) -> None:
     stack("register", "aws", "--compute", "m6i.2xlarge")
-    said = stack("register", "aws", "--compute", "g5.12xlarge", "--spot", "--keep-days", "3")
-    assert [line[0] for line in lines(said.out)[1:6]] == ["changed", "found", "found", "found", "changed"]
+    done = stack("register", "aws", "--compute", "g5.12xlarge", "--spot", "--keep-days", "3")
+    assert [line[0] for line in lines(done.out)[1:6]] == ["changed", "found", "found", "found", "changed"]
     assert "g5.12xlarge, spot" in stack("list").out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--region", "us-west-2"], "registered with region us-east-1, not us-west-2"),
         (["--bucket", "another"], f"registered with bucket {BUCKET}, not another"),
     ],
     ids=["region", "bucket"],
 )
-def test_a_stack_is_not_moved_so_that_something_is_left_behind(stack: Commands, words: list[str], said: str) -> None:
+def test_a_stack_is_not_moved_so_that_something_is_left_behind(stack: Commands, words: list[str], message: str) -> None:
     stack("register", "aws")
     found = stack("register", "aws", *words)
-    assert found.code == 1 and said in found.err and "destroy aws` first" in found.err
+    assert found.code == 1 and message in found.err and "destroy aws` first" in found.err
     assert [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]] == [BUCKET]
 
 
@@ -161,24 +161,24 @@ def test_a_stack_that_was_registered_by_hand_is_left_alone(stack: Commands) -> N
     code = "from zenml.client import Client\nc = Client(); components = c.active_stack_model.components\n"
     code += "c.create_stack('aws-spot', {kind: those[0].id for kind, those in components.items()})"
     assert stack("python", code).code == 0
-    said = stack("register", "aws-spot")
-    assert said.code == 1 and "ZenML has one of that name that was not registered here" in said.err
+    done = stack("register", "aws-spot")
+    assert done.code == 1 and "ZenML has one of that name that was not registered here" in done.err
     assert boto3.client("s3").list_buckets()["Buckets"] == []
     assert stack("python", "from zenml.client import Client; Client().delete_stack('aws-spot')").code == 0
 
 
 def test_a_stack_that_is_not_there_yet_is_no_go(stack: Commands) -> None:
-    said = stack("check", "aws", "--compute", "m6i.2xlarge")
-    assert said.code == 1
-    assert re.search(r"FAIL +stack +aws is not registered in ZenML", said.out)
-    assert "`python src/stack.py register aws`" in said.out
-    assert re.search(r"ok +quota +on demand: 256 vCPUs", said.out)  # everything else is told already
+    done = stack("check", "aws", "--compute", "m6i.2xlarge")
+    assert done.code == 1
+    assert re.search(r"FAIL +stack +aws is not registered in ZenML", done.out)
+    assert "`python src/stack.py register aws`" in done.out
+    assert re.search(r"ok +quota +on demand: 256 vCPUs", done.out)  # everything else is told already
 
 
 def test_destroying_asks(stack: Commands) -> None:
     stack("register", "aws")
-    said = stack("destroy", "aws")
-    assert (said.code, said.err) == (1, "error: destroy asks first: --yes agrees beforehand\n")
+    done = stack("destroy", "aws")
+    assert (done.code, done.err) == (1, "error: destroy asks first: --yes agrees beforehand\n")
     assert boto3.client("s3").head_bucket(Bucket=BUCKET)
 
 
@@ -207,12 +207,12 @@ def test_machines_get_the_stacks_role_and_not_the_users_keys(stack: Commands) ->
 
 def test_policies_are_json_without_anything_else(stack: Commands) -> None:
     for extra in ([], ["--setup"]):
-        said = stack("policy", "aws", *extra)
-        assert json.loads(said.out)["Version"] == "2012-10-17" and said.err == ""
+        done = stack("policy", "aws", *extra)
+        assert json.loads(done.out)["Version"] == "2012-10-17" and done.err == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["register", "mars"], "there is no .*mars.yaml (there are: aws, aws-spot); --file NAME takes another's"),
         (["register", "AWS"], "stack AWS: a name of up to 20 small letters, digits and hyphens"),
@@ -225,17 +225,17 @@ def test_policies_are_json_without_anything_else(stack: Commands) -> None:
     ],
     ids=["file", "name", "region", "preset", "here", "this-machine", "bucket", "days"],
 )
-def test_mistakes_are_told_in_one_line_before_anything_is_made(stack: Commands, words: list[str], said: str) -> None:
+def test_mistakes_are_told_in_one_line_before_anything_is_made(stack: Commands, words: list[str], message: str) -> None:
     found = stack(*words)
     assert found.code == 1 and found.out == ""
     assert found.err.startswith("error: ") and found.err.count("\n") == 1
-    pattern = re.escape(said).replace(r"\.\*", ".*")
+    pattern = re.escape(message).replace(r"\.\*", ".*")
     assert re.search(pattern, found.err), found.err
     assert boto3.client("s3").list_buckets()["Buckets"] == []
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("regoin: us-east-1", "unknown key 'regoin': did you mean region?"),
         (
@@ -248,10 +248,10 @@ def test_mistakes_are_told_in_one_line_before_anything_is_made(stack: Commands, 
     ],
     ids=["key", "machine-key", "machine-value", "value", "yaml"],
 )
-def test_mistakes_in_a_stack_file(stack: Commands, tmp_path: Path, text: str, said: str) -> None:
+def test_mistakes_in_a_stack_file(stack: Commands, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     found = stack("register", "aws", "--file", str(tmp_path / "mine.yaml"))
-    assert found.code == 1 and found.err.count("\n") == 1 and said in found.err
+    assert found.code == 1 and found.err.count("\n") == 1 and message in found.err
     assert "extra." not in found.err
     assert boto3.client("s3").list_buckets()["Buckets"] == []
 
@@ -268,8 +268,8 @@ def test_a_preset_for_machines(stack: Commands, tmp_path: Path) -> None:
 def test_without_credentials(stack: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    said = stack("register", "aws")
-    assert said.code == 1 and said.err.startswith("error: no AWS credentials: ") and said.err.count("\n") == 1
+    done = stack("register", "aws")
+    assert done.code == 1 and done.err.startswith("error: no AWS credentials: ") and done.err.count("\n") == 1
     checked = stack("check", "aws")
     assert checked.code == 1 and re.search(r"FAIL +identity +no AWS credentials", checked.out)
     assert re.search(r"skypilot +\d", checked.out)  # what can be told without is told
@@ -279,18 +279,18 @@ def test_without_credentials(stack: Commands, monkeypatch: pytest.MonkeyPatch) -
 
 def test_with_expired_credentials(stack: Commands, aws: Any) -> None:
     aws.expired = True
-    said = stack("register", "aws")
+    done = stack("register", "aws")
     aws.expired = False
-    assert said.code == 1 and "the AWS credentials have expired" in said.err and said.err.count("\n") == 1
+    assert done.code == 1 and "the AWS credentials have expired" in done.err and done.err.count("\n") == 1
 
 
 def test_credentials_of_another_account(stack: Commands, aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stack("register", "aws")
     other = boto3.client("sts").assume_role(RoleArn="arn:aws:iam::210987654321:role/x", RoleSessionName="xx")
-    with monkeypatch.context() as theirs:
-        theirs.setenv("AWS_ACCESS_KEY_ID", other["Credentials"]["AccessKeyId"])
-        theirs.setenv("AWS_SECRET_ACCESS_KEY", other["Credentials"]["SecretAccessKey"])
-        theirs.setenv("AWS_SESSION_TOKEN", other["Credentials"]["SessionToken"])
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", other["Credentials"]["AccessKeyId"])
+        patch.setenv("AWS_SECRET_ACCESS_KEY", other["Credentials"]["SecretAccessKey"])
+        patch.setenv("AWS_SESSION_TOKEN", other["Credentials"]["SessionToken"])
         checked = stack("check", "aws")
         assert checked.code == 1
         assert "the credentials are of account 210987654321, the stack is of 123456789012" in checked.out
@@ -328,6 +328,6 @@ def test_stack_files_open_with_their_command_and_explain_every_key(file: Path, s
     assert first == f"# python src/stack.py register {file.stem}"
     assert second.startswith("# ")
     assert all(" # " in line for line in rest if line.strip())
-    said = stack(*first.removeprefix("# python src/stack.py ").split(), "--compute", "m6i.2xlarge")
-    assert said.code == 0, said.err
+    done = stack(*first.removeprefix("# python src/stack.py ").split(), "--compute", "m6i.2xlarge")
+    assert done.code == 0, done.err
     assert ("spot" in file.stem) == ("m6i.2xlarge, spot" in stack("list").out)

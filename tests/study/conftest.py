@@ -95,8 +95,8 @@ class RecordedLauncher:
         written = job.job
         labels = np.asarray(read_split(job.inputs / "validation")["labels"])
         right = np.arange(len(labels)) < round(self.accuracy * len(labels))
-        said = np.where(right, labels, 1 - labels)
-        logits = np.stack([1.0 - said, said.astype(float)], axis=1).astype("float32")
+        answered = np.where(right, labels, 1 - labels)
+        logits = np.stack([1.0 - answered, answered.astype(float)], axis=1).astype("float32")
         write_predictions(job.predictions("validation"), np.arange(len(labels)), labels, logits)
         rows, batch = written.sizes["train"], written.config.batch.global_size
         devices = max(1, self.machine.devices * self.machine.nodes)

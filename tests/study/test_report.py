@@ -77,7 +77,7 @@ def test_it_is_whole_and_loads_nothing() -> None:
     html = page(planned=[{**rows()[0], "cell": "new", "factor_rows": 99_000, "samples": 99_000, "steps": 3094}])
     assert not re.search(r"<(script|link|img|iframe)\b|@import|src=|url\((?!#)", html)
     assert html.count("<svg") == 5 and html.count("aria-label") == 5
-    for said in (
+    for text in (
         "Time against cost",
         "Accuracy against cost",
         "Speed-up",
@@ -89,7 +89,7 @@ def test_it_is_whole_and_loads_nothing() -> None:
         "the batch of one device is the same in all cells",
         "scale_lr=sqrt gives back",
     ):
-        assert said in html, said
+        assert text in html, text
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids)), "two figures share an id"
     assert set(re.findall(r'href="#([^"]+)"', html)) <= set(ids)
@@ -190,7 +190,7 @@ def test_rows_are_those_that_trained() -> None:
     assert "480 rows instead of 48 gains" in html and "100,000 rows instead" not in html
     assert "<td>100,000 (480 trained)</td>" in html and "<td>48</td>" in html
     mixed = page(rows=numbered([48, 100_000, "all"], [48, 480, 480]), design={})
-    assert all(f"<td>{said}</td>" in mixed for said in ("48", "100,000 (480 trained)", "all (480 trained)"))
+    assert all(f"<td>{cell}</td>" in mixed for cell in ("48", "100,000 (480 trained)", "all (480 trained)"))
     (figure,) = re.findall(r"<h3>Accuracy over rows</h3>.*?</figure>", html, flags=re.S)
     assert ">480<" in figure and "100,000" not in figure
 

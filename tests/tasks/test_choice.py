@@ -20,14 +20,14 @@ FEATURES: dict[str, Any] = {
 }
 
 
-def mine(name: str = "mine") -> Task:
+def own_task(name: str = "own_task") -> Task:
     """A task of one's own, as a function."""
     from dataclasses import replace
 
     return replace(TASKS["text-classification"], name=name)
 
 
-MINE = mine()
+OWN_TASK = own_task()
 
 
 @pytest.fixture
@@ -110,20 +110,20 @@ def test_the_first_metric_that_is_asked_for_decides_where_the_main_one_is_not() 
 
 
 def test_a_task_of_ones_own(own: str) -> None:
-    assert find(TaskConfig(_target_=f"{own}.MINE")) is MINE
-    assert find(TaskConfig(_target_=f"{own}.mine", args={"name": "other"})).name == "other"
+    assert find(TaskConfig(_target_=f"{own}.OWN_TASK")) is OWN_TASK
+    assert find(TaskConfig(_target_=f"{own}.own_task", args={"name": "other"})).name == "other"
     with pytest.raises(ConfigError, match=r"task._target_=my_task.FEATURES: is not callable"):
         find(TaskConfig(_target_=f"{own}.FEATURES"))
     config = resolved(
-        from_dict(RunConfig, {"task": {"_target_": f"{own}.MINE"}}), {"labels": FEATURES["text-classification"]}
+        from_dict(RunConfig, {"task": {"_target_": f"{own}.OWN_TASK"}}), {"labels": FEATURES["text-classification"]}
     )
-    assert find(config.task) is MINE
+    assert find(config.task) is OWN_TASK
 
 
 def test_a_file_alone_has_no_task_called(own: str) -> None:
-    with pytest.raises(UserError, match=r"wants task._target_=my_task.MINE"):
-        approve({"task._target_": f"{own}.MINE"}, [], False, "run.json")
-    approve({"task._target_": f"{own}.MINE"}, [own], True, "run.json")
+    with pytest.raises(UserError, match=r"wants task._target_=my_task.OWN_TASK"):
+        approve({"task._target_": f"{own}.OWN_TASK"}, [], False, "run.json")
+    approve({"task._target_": f"{own}.OWN_TASK"}, [own], True, "run.json")
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def of_tags(words: list[str]) -> dict[str, Any]:
 
 def of_answers(words: list[str]) -> dict[str, Any]:
     """Answers of very different lengths."""
-    said = "yes" if mood(words) > 0 else "no"
-    return {"text": " ".join(words), "completion": " ".join([said, *words[:: 3 if len(words) % 2 else 9]])}
+    answer = "yes" if mood(words) > 0 else "no"
+    return {"text": " ".join(words), "completion": " ".join([answer, *words[:: 3 if len(words) % 2 else 9]])}
 
 
 def of_turns(words: list[str]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def calm(lives: Any, lay: Any) -> Callable[[str], tuple[Path, Any]]:
         if case not in made:
             job, found = lay(case, "calm")
             life = lives.live(job)
-            assert life.code == 0, life.said
+            assert life.code == 0, life.output
             made[case] = job, found
         return made[case]
 
@@ -175,7 +175,7 @@ def test_killed_and_resumed_nothing_differs(lives: Any, lay: Any, calm: Any, cas
     job, _ = lay(case, "killed")
     assert lives.live(job, SKYTUNE_TEST_END="5 kill").code == -9
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step" in life.said, life.said
+    assert life.code == 0 and "resuming from step" in life.output, life.output
     whole, _ = calm(case)
     assert history(job) == history(whole)
     again, before = weights(job), weights(whole)
@@ -191,7 +191,7 @@ def test_same_weights_for_every_split_of_the_global_batch(
     """Cases 12 and 47: a micro-batch counts by its rows, or by its tokens that count."""
     job, _ = lay(case, f"{processes}x{micro}", batch={"micro_size": micro}, launch={"num_processes": processes})
     life = lives.live(job, processes)
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     whole, _ = calm(case)
     losses, others = ([record["loss"] for record in history(each).values()] for each in (whole, job))
     assert np.abs(np.array(losses) - np.array(others)).max() < 1e-6
@@ -279,7 +279,7 @@ def test_answers_are_generated_on_every_number_of_processes(lives: Any, lay: Any
         how |= {"strategy": {"name": strategy}, "launch": {"num_processes": processes}}
         job, found = lay("sft", f"answers-{processes}-{strategy}", **how)
         life = lives.live(job, processes)
-        assert life.code == 0, life.said
+        assert life.code == 0, life.output
         told.append([row.tolist() for row in predictions(job)[2]])
     for others in told[1:]:
         assert [row[2:] for row in told[0]] == [row[2:] for row in others]
@@ -319,7 +319,7 @@ def test_an_evaluation_of_what_was_saved_gives_the_same(lives: Any, calm: Any, c
 def test_thresholds_are_chosen_on_validation_and_go_with_the_model(lives: Any, lay: Any) -> None:
     job, found = lay("multi-label", "tuned", eval={"threshold": "f1"}, epochs=1)
     life = lives.live(job, 2)
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     values = json.loads((job / "outputs" / "model" / "config.json").read_text())
     chosen = values["skytune_thresholds"]
     assert len(chosen) == len(found.labels) and result(job)["settings"] == {"skytune_thresholds": chosen}

@@ -117,9 +117,11 @@ def test_entities(lengths: list[int], seed: int, nothing: bool) -> None:
         NAMES,
     )
     found = logits.argmax(axis=1)
-    said, told = ([[NAMES[n] for n in numbers[a:b]] for a, b in itertools.pairwise(ends)] for numbers in (truth, found))
-    assert same(got["entity_f1"], seqeval.metrics.f1_score(said, told, zero_division=0))
-    assert same(got["entity_precision"], seqeval.metrics.precision_score(said, told, zero_division=0))
+    actual, told = (
+        [[NAMES[n] for n in numbers[a:b]] for a, b in itertools.pairwise(ends)] for numbers in (truth, found)
+    )
+    assert same(got["entity_f1"], seqeval.metrics.f1_score(actual, told, zero_division=0))
+    assert same(got["entity_precision"], seqeval.metrics.precision_score(actual, told, zero_division=0))
     assert same(got["accuracy"], sk.accuracy_score(truth, found))
     assert same(
         got["loss"],

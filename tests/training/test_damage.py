@@ -71,9 +71,9 @@ def test_the_one_before_is_used(lives: Any, whole: Path, run: Path, file: str, d
     """Case 15: every file of the newest checkpoint, the smallest included."""
     damage(run / "step-00000004" / file)
     life = lives.live(whole)
-    assert life.code == 0, life.said
-    assert "resuming from step 2 " in life.said
-    (named,) = [line for line in life.said.splitlines() if line.startswith("checkpoint passed over")]
+    assert life.code == 0, life.output
+    assert "resuming from step 2 " in life.output
+    (named,) = [line for line in life.output.splitlines() if line.startswith("checkpoint passed over")]
     assert "step-00000004" in named and file in named
     assert same(weights(whole), weights(whole / "undisturbed"))
     assert history(whole) == history(whole / "undisturbed")
@@ -82,7 +82,7 @@ def test_the_one_before_is_used(lives: Any, whole: Path, run: Path, file: str, d
 def test_undamaged_the_newest_is_used(lives: Any, whole: Path, run: Path) -> None:
     """Guards the test above against a store whose newest checkpoint is never taken."""
     life = lives.live(whole)
-    assert life.code == 0 and "resuming from step 4 " in life.said and "passed over" not in life.said
+    assert life.code == 0 and "resuming from step 4 " in life.output and "passed over" not in life.output
     assert result(whole)["resumed_from"] == 4
     assert same(weights(whole), weights(whole / "undisturbed"))
 
@@ -97,7 +97,7 @@ def test_all_broken_ends_in_one_line_and_changes_nothing(lives: Any, whole: Path
     before = tree(run)
     life = lives.live(whole)
     assert life.code == 1
-    lines = [line for line in life.said.splitlines() if not line.startswith("model: ")]
+    lines = [line for line in life.output.splitlines() if not line.startswith("model: ")]
     assert len(lines) == 1, lines
     for part in (
         "no checkpoint there is whole",
@@ -160,8 +160,8 @@ def test_a_store_that_lags(s3_lives: Any, place: Any, s3_process: dict[str, str]
         if there is not None:
             client.put_object(Bucket="lag", Key=big, Body=there)
         life = s3_lives.live(job, SKYTUNE_TEST_END=f"{step + 1} kill")
-        assert life.code == -9 and f"resuming from step {step} " in life.said, life.said
-        assert ("step-00000004: model.safetensors" in life.said) == (step == 2)
+        assert life.code == -9 and f"resuming from step {step} " in life.output, life.output
+        assert ("step-00000004: model.safetensors" in life.output) == (step == 2)
 
     client.delete_object(Bucket="lag", Key=big)
     assert s3_lives.live(job).code == 0  # it never came
@@ -172,5 +172,5 @@ def test_a_store_that_lags(s3_lives: Any, place: Any, s3_process: dict[str, str]
             client.delete_object(Bucket="lag", Key=key)
     before = objects()
     life = s3_lives.live(job)
-    assert life.code == 1 and "no checkpoint there is whole" in life.said, life.said
+    assert life.code == 1 and "no checkpoint there is whole" in life.output, life.output
     assert objects() == before

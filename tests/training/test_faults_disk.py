@@ -82,10 +82,10 @@ def test_there_is_room_for_one_checkpoint_only(
         "room", checkpoint={"store": str(store), "every_steps": 2, "keep": 1, "async_save": False}, **SETTINGS
     )
     life = lives.live(job)
-    assert life.code == 0, life.said
-    told = re.findall(r"^CHECKPOINT NOT SAVED, step (\d+): .*no space is left there; make room", life.said, re.M)
-    assert told == ["4", "6", "8", "10", "12"], life.said
-    assert "Traceback" not in life.said
+    assert life.code == 0, life.output
+    told = re.findall(r"^CHECKPOINT NOT SAVED, step (\d+): .*no space is left there; make room", life.output, re.M)
+    assert told == ["4", "6", "8", "10", "12"], life.output
+    assert "Traceback" not in life.output
     assert result(job)["save_failed"].startswith("step 12: ")
     assert_calm(job, calm)
     assert_one_whole(store / job.name, 2)
@@ -93,7 +93,7 @@ def test_there_is_room_for_one_checkpoint_only(
     remount(store, 3 * size)
     (store / job.name / "finished.json").unlink(missing_ok=True)
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 2 " in life.said and "NOT SAVED" not in life.said, life.said
+    assert life.code == 0 and "resuming from step 2 " in life.output and "NOT SAVED" not in life.output, life.output
     assert_calm(job, calm)
     assert_one_whole(store / job.name, STEPS)
 
@@ -105,8 +105,10 @@ def test_it_stops_where_that_is_wanted(
     settings = {"store": str(store), "every_steps": 2, "async_save": False, "on_save_error": "stop"}
     job: Path = place.lay("stop", checkpoint=settings, **SETTINGS)
     life = lives.live(job)
-    assert life.code == 1 and re.search(r"^checkpoint\.on_save_error=stop: step 4: .*no space is left", life.said, re.M)
-    assert "step 6/" not in life.said
+    assert life.code == 1 and re.search(
+        r"^checkpoint\.on_save_error=stop: step 4: .*no space is left", life.output, re.M
+    )
+    assert "step 6/" not in life.output
     assert_one_whole(store / job.name, 2)
 
 
@@ -141,12 +143,12 @@ def test_files_may_have_no_more_than_so_many_bytes(lives: Any, place: Any, calm:
     life = lives.start(job)
     try:
         resource.prlimit(life.group, resource.RLIMIT_FSIZE, server_limits)
-        assert life.ended(600), life.said
+        assert life.ended(600), life.output
     finally:
         life.kill()
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN  # Python's own, so that a write fails instead
-    assert life.code == 0, life.said
-    told = re.findall(r"^CHECKPOINT NOT SAVED, step (\d+): .*optimizer\.safetensors.*too large", life.said, re.M)
-    assert told == ["6", "12"], life.said
+    assert life.code == 0, life.output
+    told = re.findall(r"^CHECKPOINT NOT SAVED, step (\d+): .*optimizer\.safetensors.*too large", life.output, re.M)
+    assert told == ["6", "12"], life.output
     assert Store.open(str(place.home / "limit-store"), job.name).newest() is None
     assert_calm(job, calm)

@@ -79,15 +79,17 @@ def test_silent_for_a_while(hub: Any, lives: Any, calm: Path, lay: Any, silent: 
     life = lives.start(job)
     try:
         until = time.monotonic() + 600
-        while f"step {STEPS}/{STEPS}" not in life.said or "failed, tried again for 60 s: no progress" not in life.said:
-            assert not life.ended(0.05) and time.monotonic() < until, life.said
+        while (
+            f"step {STEPS}/{STEPS}" not in life.output or "failed, tried again for 60 s: no progress" not in life.output
+        ):
+            assert not life.ended(0.05) and time.monotonic() < until, life.output
         assert kept(hub, "while") == [2]
         go.set()
-        assert life.ended(600), life.said
+        assert life.ended(600), life.output
     finally:
         go.set()
         life.kill()
-    assert life.code == 0 and "NOT SAVED" not in life.said, life.said
+    assert life.code == 0 and "NOT SAVED" not in life.output, life.output
     assert result(job)["save_failed"] == "" and kept(hub, "while")[-1] == STEPS
     assert same(weights(job), weights(calm)) and history(job) == history(calm)
 
@@ -97,9 +99,9 @@ def test_silent_for_ever(hub: Any, lives: Any, calm: Path, lay: Any, silent: Any
     makes the command's exit code 76, whatever the store). The same command goes on from what was saved."""
     job, go = lay("ever", 0.2), silent("ever")
     life = lives.live(job)
-    assert life.code == 0 and "Traceback" not in life.said, life.said
-    told = [line for line in life.said.splitlines() if line.startswith("CHECKPOINT NOT SAVED")]
-    assert told and all("gave up on" in line and "no progress for 0 s" in line for line in told), life.said
+    assert life.code == 0 and "Traceback" not in life.output, life.output
+    told = [line for line in life.output.splitlines() if line.startswith("CHECKPOINT NOT SAVED")]
+    assert told and all("gave up on" in line and "no progress for 0 s" in line for line in told), life.output
     assert told[-1].startswith(f"CHECKPOINT NOT SAVED, step {STEPS}: hf://me/ever/{job.name}: ")
     assert result(job)["save_failed"].startswith(f"step {STEPS}: ")
     assert same(weights(job), weights(calm)) and history(job) == history(calm)
@@ -107,7 +109,7 @@ def test_silent_for_ever(hub: Any, lives: Any, calm: Path, lay: Any, silent: Any
     hub.fault = None
     assert kept(hub, "ever") == [2]
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 2 " in life.said, life.said
+    assert life.code == 0 and "resuming from step 2 " in life.output, life.output
     assert result(job)["save_failed"] == "" and kept(hub, "ever")[-1] == STEPS
     assert same(weights(job), weights(calm))
 
@@ -122,6 +124,6 @@ def test_silent_from_the_start(hub: Any, lives: Any, lay: Any) -> None:
     finally:
         go.set()
         hub.fault = None
-    assert life.code == 1 and "training " not in life.said, life.said
-    assert f"hf://me/start/{job.name}: gave up on writing a probe after " in life.said
+    assert life.code == 1 and "training " not in life.output, life.output
+    assert f"hf://me/start/{job.name}: gave up on writing a probe after " in life.output
     assert not (job / "outputs" / "history.jsonl").exists()

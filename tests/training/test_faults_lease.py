@@ -77,19 +77,19 @@ def jobs(place: Any) -> Callable[..., tuple[Path, Path]]:
 def wait_for(life: Any, pattern: str, seconds: float = 600) -> re.Match[str]:
     """Wait until a life says something."""
     until = time.monotonic() + seconds
-    while not (found := re.search(pattern, life.said, re.M)):
-        assert not life.ended(0.02) or re.search(pattern, life.said, re.M), life.said
-        assert time.monotonic() < until, f"never said {pattern}:\n{life.said}"
+    while not (found := re.search(pattern, life.output, re.M)):
+        assert not life.ended(0.02) or re.search(pattern, life.output, re.M), life.output
+        assert time.monotonic() < until, f"never said {pattern}:\n{life.output}"
     return found
 
 
 def saved(life: Any) -> int:
     """Return the step that a life announced last."""
-    return max(map(int, re.findall(r"^checkpoint: step (\d+) saved", life.said, re.M)), default=0)
+    return max(map(int, re.findall(r"^checkpoint: step (\d+) saved", life.output, re.M)), default=0)
 
 
 def assert_resumed_and_calm(life: Any, job: Path, calm: Path, at_least: int) -> None:
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     assert at_least <= result(job)["resumed_from"] < STEPS
     assert same(weights(job), weights(calm))
     assert history(job) == history(calm)
@@ -108,10 +108,10 @@ def test_the_second_waits_until_the_first_dies(two_lives: Any, jobs: Any, calm: 
         assert (held[1], held[2]) == (str(one.group), socket.gethostname())
         go_on.touch()
         wait_for(one, r"^checkpoint: step 8 saved")  # the first is not disturbed, the second does nothing
-        assert "training" not in two.said and "resuming" not in two.said
+        assert "training" not in two.output and "resuming" not in two.output
         one.kill()
         at = saved(one)
-        assert two.ended(600), two.said
+        assert two.ended(600), two.output
     finally:
         for life in filter(None, (one, two)):
             life.kill()
@@ -131,14 +131,14 @@ def test_a_later_life_of_the_same_launch_takes_over(
         two = two_lives[1].start(second, SKYTUNE_LAUNCH="launch-1")
         wait_for(two, "^(training|resuming)")
         go_on.touch()
-        assert one.ended(600) and two.ended(600), two.said
+        assert one.ended(600) and two.ended(600), two.output
     finally:
         for life in filter(None, (one, two)):
             life.kill()
     assert one.code == 1
     taken = r"^\S+: (the launch launch-1 on \S+|a launch that has ended since) has taken over this run; this process"
-    assert re.search(taken, one.said, re.M), one.said
-    assert f"step {STEPS}/" not in one.said
+    assert re.search(taken, one.output, re.M), one.output
+    assert f"step {STEPS}/" not in one.output
     assert_resumed_and_calm(two, second, calm, saved(one))
 
 
@@ -158,16 +158,16 @@ def test_a_frozen_one_is_taken_over_and_changes_nothing_any_more(
         assert one.freeze()
         two = two_lives[1].start(second, SKYTUNE_LAUNCH="launch-2")
         wait_for(two, r"is being written by the launch launch-1")  # it is alive, only silent
-        assert two.ended(600), two.said
+        assert two.ended(600), two.output
         assert_resumed_and_calm(two, second, calm, saved(one))
         before = tree()
         go_on.touch()
         one.send(signal.SIGCONT)
-        assert one.ended(600), one.said
+        assert one.ended(600), one.output
     finally:
         for life in filter(None, (one, two)):
             life.kill()
-    assert one.code == 1 and "has taken over this run; this process no longer writes" in one.said
+    assert one.code == 1 and "has taken over this run; this process no longer writes" in one.output
     assert tree() == before
 
 
@@ -184,21 +184,21 @@ def test_frozen_in_the_middle_of_an_upload(two_lives: Any, jobs: Any, calm: Path
     one, two = two_lives[0].start(first, SKYTUNE_LAUNCH="launch-1"), None
     door.fault = fault
     try:
-        assert reached.wait(600), one.said
+        assert reached.wait(600), one.output
         assert one.freeze()
         go.set()
         two = two_lives[1].start(second, SKYTUNE_LAUNCH="launch-2")
-        assert two.ended(600), two.said
+        assert two.ended(600), two.output
         assert_resumed_and_calm(two, second, calm, 4)
         door.calls.clear()
         one.send(signal.SIGCONT)
-        assert one.ended(600), one.said
+        assert one.ended(600), one.output
     finally:
         go.set()
         door.fault = None
         for life in filter(None, (one, two)):
             life.kill()
-    assert one.code == 1 and "has taken over this run; this process no longer writes" in one.said
+    assert one.code == 1 and "has taken over this run; this process no longer writes" in one.output
     # A sign of life that was on its way when it froze may arrive: it names the lease's old version and is refused.
     written = [call for call in door.calls if call[0] in ("PUT", "POST", "DELETE")]
     assert [call for call in written if not call[1].endswith("/lease.json")] == []

@@ -95,8 +95,8 @@ def test_errors_for_a_while(door: S3, lives: Any, calm: Path, lay: Any) -> None:
     door.fault = after(4, lambda: answers.pop() if answers else None)
     job = lay("while", timeouts={"store": 60.0})
     life = lives.live(job)
-    assert life.code == 0 and not answers, life.said
-    assert "failed, tried again for 60 s" in life.said and "NOT SAVED" not in life.said
+    assert life.code == 0 and not answers, life.output
+    assert "failed, tried again for 60 s" in life.output and "NOT SAVED" not in life.output
     assert result(job)["save_failed"] == ""
     assert kept(door, "while") == list(range(2, STEPS + 1, 2))
     assert_calm(job, calm)
@@ -115,18 +115,18 @@ def test_a_save_that_hangs_does_not_stop_training(door: S3, lives: Any, calm: Pa
     life = lives.start(job)
     try:
         until = time.monotonic() + 600
-        while f"step {STEPS}/{STEPS}" not in life.said:  # all steps were taken, although that save still hangs
-            assert not life.ended(0.05) and time.monotonic() < until, life.said
+        while f"step {STEPS}/{STEPS}" not in life.output:  # all steps were taken, although that save still hangs
+            assert not life.ended(0.05) and time.monotonic() < until, life.output
         assert kept(door, "hangs") == [2]
         away.set()
-        assert life.ended(600), life.said
+        assert life.ended(600), life.output
     finally:
         away.set()
         life.kill()
-    assert life.code == 0, life.said
-    skipped = re.findall(r"^checkpoint: step (\d+) skipped: the save of step 4 is still running", life.said, re.M)
+    assert life.code == 0, life.output
+    skipped = re.findall(r"^checkpoint: step (\d+) skipped: the save of step 4 is still running", life.output, re.M)
     assert set(skipped) <= {"6", "8", "10"} and "10" in skipped
-    assert "NOT SAVED" not in life.said and result(job)["save_failed"] == ""
+    assert "NOT SAVED" not in life.output and result(job)["save_failed"] == ""
     assert kept(door, "hangs") == [2, 4, STEPS]
     assert_calm(job, calm)
 
@@ -142,23 +142,23 @@ def test_from_some_moment_on_nothing_works(door: S3, lives: Any, calm: Path, lay
     door.fault = after(6, lambda: answer)
     job = lay(name, timeouts={"store": 0.2})
     life = lives.live(job)
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     reason = {
         503: "gave up on",
         400: "the credentials are refused (ExpiredToken): renew them",
         403: "no permission" if answer[1] == "AccessDenied" else "the credentials are refused (InvalidAccessKeyId)",
     }[answer[0]]
-    told = [line for line in life.said.splitlines() if line.startswith("CHECKPOINT NOT SAVED")]
+    told = [line for line in life.output.splitlines() if line.startswith("CHECKPOINT NOT SAVED")]
     assert [re.search(r"step \d+", line)[0] for line in told] == [f"step {step}" for step in (6, 8, 10, 12)]  # type: ignore[index]
     assert all(reason in line for line in told), told
     assert result(job)["save_failed"].startswith("step 12: ") and reason in result(job)["save_failed"]
-    assert "Traceback" not in life.said
+    assert "Traceback" not in life.output
     assert_calm(job, calm)
     door.fault = None
     assert kept(door, name) == [2, 4]
     # The same command goes on from what was saved.
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 4 " in life.said, life.said
+    assert life.code == 0 and "resuming from step 4 " in life.output, life.output
     assert result(job)["save_failed"] == "" and kept(door, name)[-1] == STEPS
     assert_calm(job, calm)
 
@@ -168,11 +168,11 @@ def test_the_last_save_alone_fails(door: S3, lives: Any, calm: Path, lay: Any) -
     door.fault = lambda method, path: (403, "AccessDenied") if "/step-00000012/" in path and method == "PUT" else None
     job = lay("last")
     life = lives.live(job)
-    assert life.code == 0 and result(job)["save_failed"].startswith("step 12: "), life.said
+    assert life.code == 0 and result(job)["save_failed"].startswith("step 12: "), life.output
     assert_calm(job, calm)
     door.fault = None
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 10 " in life.said, life.said
+    assert life.code == 0 and "resuming from step 10 " in life.output, life.output
     assert result(job)["save_failed"] == "" and kept(door, "last")[-1] == STEPS
     assert_calm(job, calm)
 
@@ -193,7 +193,7 @@ def test_told_to_end_while_nothing_can_be_saved(
     assert result(job)["status"] == "preempted"
     door.fault = None
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 2 " in life.said, life.said
+    assert life.code == 0 and "resuming from step 2 " in life.output, life.output
     assert_calm(job, calm)
 
 
@@ -201,7 +201,9 @@ def test_a_store_that_cannot_lock_is_told_and_used(door: S3, lives: Any, calm: P
     door.locks = False
     job = lay("unlocked")
     life = lives.live(job)
-    assert life.code == 0 and "the store cannot lock: never start this run twice at one moment" in life.said, life.said
+    assert life.code == 0 and "the store cannot lock: never start this run twice at one moment" in life.output, (
+        life.output
+    )
     assert_calm(job, calm)
 
 
@@ -213,7 +215,7 @@ def test_other_processes_wait_for_a_last_save_that_takes_long(door: S3, lives: A
     )
     job = lay("long", {"async_save": True}, {"store": 60.0, "start": 6.0})
     life = lives.live(job, 2)
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     assert result(job)["world_size"] == 2 and result(job)["save_failed"] == ""
     assert kept(door, "long") == list(range(2, STEPS + 1, 2))
 
@@ -222,12 +224,12 @@ def test_stopping_when_a_save_failed(door: S3, lives: Any, calm: Path, lay: Any)
     door.fault = after(4, lambda: (503, "SlowDown"))
     job = lay("stops", {"on_save_error": "stop"}, {"store": 0.2})
     life = lives.live(job)
-    assert life.code == 1 and "NOT SAVED" not in life.said and "Traceback" not in life.said
-    assert re.search(r"^checkpoint\.on_save_error=stop: step 4: s3://faults/stops/\S+: gave up on ", life.said, re.M)
-    assert "step 6/" not in life.said
+    assert life.code == 1 and "NOT SAVED" not in life.output and "Traceback" not in life.output
+    assert re.search(r"^checkpoint\.on_save_error=stop: step 4: s3://faults/stops/\S+: gave up on ", life.output, re.M)
+    assert "step 6/" not in life.output
     door.fault = None
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 2 " in life.said, life.said
+    assert life.code == 0 and "resuming from step 2 " in life.output, life.output
     assert_calm(job, calm)
 
 
@@ -238,9 +240,9 @@ def test_the_next_best_weights_where_the_best_were_not_saved(door: S3, lives: An
     best = {"select": "best", "every_steps": 0, "keep": 1}
     job = lay("best", best, epochs=3, eval={"every_epochs": 1}, optimizer={"lr": 1e-7})
     life = lives.live(job)
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     assert kept(door, "best") == [12, 18]
-    assert "BEST WEIGHTS LOST: the best weights, of step 6, cannot be handed on" in life.said
+    assert "BEST WEIGHTS LOST: the best weights, of step 6, cannot be handed on" in life.output
     assert result(job)["best"]["step"] == 12 and "step 6" in result(job)["save_failed"]
     stored = job.parent / "stored.safetensors"
     (key,) = [key for key in door.objects(BUCKET, "best/") if key.endswith("step-00000012/model.safetensors")]
@@ -269,6 +271,8 @@ def test_before_training_a_store_that_refuses_ends_in_one_line(
     job = lay(name, {"store": "s3://no-such-bucket/x"} if answer is None else {}, {"store": 0.1})
     life = lives.live(job)
     assert life.code == 1
-    said = [line for line in life.said.splitlines() if "tried again for" not in line and not line.startswith("model: ")]
-    assert len(said) == 1 and said[0].startswith("s3://") and told in said[0], life.said
+    lines = [
+        line for line in life.output.splitlines() if "tried again for" not in line and not line.startswith("model: ")
+    ]
+    assert len(lines) == 1 and lines[0].startswith("s3://") and told in lines[0], life.output
     assert not (job / "outputs" / "history.jsonl").exists() and not door.objects(BUCKET, f"{name}/")

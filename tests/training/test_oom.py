@@ -45,13 +45,13 @@ class Greedy(torch.nn.Module):
         self.head = torch.nn.Linear(16, num_labels)
         self.never_used = torch.nn.Parameter(torch.ones(3, 3)) if unused else None
         self.rows, self.eval_rows, self.where, self.kind, self.calm = rows, eval_rows, where, kind, calm
-        self.mine = rank is None or int(os.environ.get("RANK", "0")) == rank
+        self.chosen = rank is None or int(os.environ.get("RANK", "0")) == rank
 
     def forward(self, input_ids, attention_mask, labels=None):
         limit = self.rows if self.training else self.eval_rows
         self.calm -= self.training
         self.calls += self.training
-        short = self.mine and limit is not None and len(input_ids) > limit and self.calm < 0
+        short = self.chosen and limit is not None and len(input_ids) > limit and self.calm < 0
         mask = attention_mask.unsqueeze(-1)
         hidden = self.dropout((self.embedding(input_ids) * mask).sum(1) / mask.sum(1))
         if short and (self.where == "forward" or not self.training):

@@ -114,11 +114,11 @@ def test_alone_padded_predicted_and_exported_agree(
     alone = np.concatenate([logits([text]) for text in texts])
     assert np.ptp(alone, axis=0).max() > 1e-3, "all rows have the same logits: nothing is compared"
     np.testing.assert_allclose(predicted, alone, atol=1e-5, rtol=1e-6)
-    said = [record.getMessage() for record in caplog.records if "one length" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "one length" in record.getMessage()]
     if name in DEPENDS:
-        assert len(said) == 1 and said[0].startswith(DEPENDS[name]), said
+        assert len(lines) == 1 and lines[0].startswith(DEPENDS[name]), lines
     else:
-        assert not said
+        assert not lines
         np.testing.assert_allclose(logits(texts), alone, atol=1e-5, rtol=1e-6)
 
 

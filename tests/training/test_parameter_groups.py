@@ -177,11 +177,11 @@ def test_a_run_with_all_of_it_goes_on_to_the_bit(lives: Any, place: Any, strateg
     }
     calm = place.lay(f"calm-{strategy}", **settings)
     life = lives.live(calm, processes)
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     job = place.lay(f"cut-{strategy}", **settings)
     assert lives.live(job, processes, SKYTUNE_TEST_END="10 kill").code != 0
     life = lives.live(job, processes)
-    assert life.code == 0 and "resuming from step 8 " in life.said, life.said
+    assert life.code == 0 and "resuming from step 8 " in life.output, life.output
     assert history(job) == history(calm) and same(weights(job), weights(calm))
     lr = {step: record["lr"] for step, record in history(job).items()}
     assert lr[13] == pytest.approx(lr[1]) and lr[12] < lr[2] / 10  # the second cycle begins at the peak
@@ -190,7 +190,7 @@ def test_a_run_with_all_of_it_goes_on_to_the_bit(lives: Any, place: Any, strateg
 def test_frozen_layers_stay_what_they_were(lives: Any, place: Any) -> None:
     job: Path = place.lay("frozen", epochs=1, schedule={"unfreeze_epochs": 0.75}, model={"dropout": 0.0})
     life = lives.live(job)
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     before = AutoModelForSequenceClassification.from_pretrained(place.model).state_dict()
     after = weights(job)
     moved = {name for name in after if name in before and abs(after[name] - before[name].numpy()).max() > 0}

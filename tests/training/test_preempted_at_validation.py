@@ -22,11 +22,11 @@ def test_no_validation_is_left_out(lives: Any, place: Any) -> None:
 
     job: Path = place.lay("told", **settings)
     life = lives.live(job, SKYTUNE_TEST_END="4 file")  # told after one step, a run takes the next one and ends
-    assert life.code == 0 and (result(job)["status"], result(job)["steps"]) == ("preempted", 5), life.said
-    assert "validation after" not in life.said
+    assert life.code == 0 and (result(job)["status"], result(job)["steps"]) == ("preempted", 5), life.output
+    assert "validation after" not in life.output
     first = result(job)["spent"]
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 5 " in life.said and "validation after step 5:" in life.said
+    assert life.code == 0 and "resuming from step 5 " in life.output and "validation after step 5:" in life.output
     assert records(job) == records(calm)
     assert result(job)["best"] == result(calm)["best"]
     assert same(weights(job), weights(calm))

@@ -35,11 +35,11 @@ def test_the_third_start_goes_on_from_the_second_preemption(
     assert kept() == [25, 30]
     assert (result(job)["status"], result(job)["steps"]) == ("preempted", 30)
     life = lives.live(job, SKYTUNE_TEST_END="59 file")
-    assert life.code == 0 and "resuming from step 30 " in life.said
+    assert life.code == 0 and "resuming from step 30 " in life.output
     assert (result(job)["status"], result(job)["steps"], result(job)["resumed_from"]) == ("preempted", 60, 30)
     assert kept() == [50, 60]
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 60 " in life.said
+    assert life.code == 0 and "resuming from step 60 " in life.output
     found = result(job)
     assert (found["resumed_from"], found["steps"], found["train_rows"]) == (60, 100, 800)
     assert kept() == [75, 100]

@@ -52,9 +52,9 @@ def test_a_broken_newest_checkpoint_is_named_and_the_one_before_used(
     victim = run / "step-00000016" / "model.safetensors"
     victim.write_bytes(victim.read_bytes()[:-100])
     again = run_job(rows=90, checkpoint=kept(), **EXACT)
-    said = capfd.readouterr().out
+    output = capfd.readouterr().out
     assert again.result["resumed_from"] == 12
-    assert "step-00000016" in said and "model.safetensors" in said
+    assert "step-00000016" in output and "model.safetensors" in output
     assert losses(again) == losses(whole)
 
 

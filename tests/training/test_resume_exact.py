@@ -38,7 +38,7 @@ def whole(lives: Any, place: Any) -> Any:
             name = f"whole-{processes}-{kind}"
             job = place.lay(name, epochs=3, checkpoint={"every_steps": MIDDLE}, **KINDS[kind])
             life = lives.live(job, processes)
-            assert life.code == 0, life.said
+            assert life.code == 0, life.output
             seen = place.seen(job)
             assert_permutations(seen, ROWS, STEPS_PER_EPOCH)
             made[processes, kind] = job, left(job) | {"seen": seen}
@@ -74,7 +74,7 @@ def test_nothing_differs(lives: Any, place: Any, whole: Any, before: int, after:
     for path in job.glob("seen-*"):
         path.unlink()
     life = lives.live(job, after)
-    assert life.code == 0 and f"resuming from step {MIDDLE} " in life.said, life.said
+    assert life.code == 0 and f"resuming from step {MIDDLE} " in life.output, life.output
     again, seen = left(job), place.seen(job)
     assert (again["result"]["resumed_from"], again["result"]["world_size"]) == (MIDDLE, after)
 
@@ -103,11 +103,11 @@ def test_three_processes_add_up_in_the_same_order(lives: Any, place: Any) -> Non
     order of a sum depends on where in a bucket a gradient lies."""
     job = place.lay("three", epochs=3, checkpoint={"every_steps": MIDDLE})
     life = lives.live(job, 3)
-    assert life.code == 0, life.said
+    assert life.code == 0, life.output
     first = left(job)
     without_the_last(place, job)
     life = lives.live(job, 3)
-    assert life.code == 0 and f"resuming from step {MIDDLE} " in life.said, life.said
+    assert life.code == 0 and f"resuming from step {MIDDLE} " in life.output, life.output
     again = left(job)
     assert again["result"]["world_size"] == 3
     assert again["history"] == first["history"]
@@ -129,7 +129,7 @@ def test_nine_rows_give_nine_updates(lives: Any, place: Any) -> None:
     job = place.lay("nine", **settings)
     assert lives.live(job, SKYTUNE_TEST_END="5 kill").code == -9  # before the save of its fifth update
     life = lives.live(job)
-    assert life.code == 0 and "resuming from step 4 " in life.said, life.said
+    assert life.code == 0 and "resuming from step 4 " in life.output, life.output
     found, seen = result(job), place.seen(job)
     assert (found["steps"], found["train_rows"], found["resumed_from"]) == (9, 27, 4)
     assert_permutations(seen, rows=9, steps_per_epoch=3)
@@ -156,7 +156,7 @@ def test_the_schedule_does_not_know_how_many_processes_there_are(lives: Any, pla
         stopped = history(job)
         assert stopped[50]["lr"] > 0.5e-3
         life = lives.live(job, then)
-        assert life.code == 0 and "resuming from step 50 " in life.said, life.said
+        assert life.code == 0 and "resuming from step 50 " in life.output, life.output
         resumed = history(job)
         # The rate of the step that follows on 50 steps done.
         assert stopped[51]["lr"] == resumed[51]["lr"] == 0.5e-3

@@ -18,14 +18,14 @@ def test_rates_are_those_of_transformers_trainer(
 ) -> None:
     from transformers import Trainer, TrainingArguments
 
-    theirs = TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(tmp_path),
         use_cpu=True,
         learning_rate=1.0,
         lr_scheduler_type={"constant": "constant_with_warmup"}.get(name.value, name.value),
         warmup_steps=warmup.get("warmup_steps") or warmup.get("warmup_ratio", 0),
     )
-    trainer = Trainer(torch.nn.Linear(2, 2), theirs)
+    trainer = Trainer(torch.nn.Linear(2, 2), arguments)
     trainer.create_optimizer_and_scheduler(steps)
     ours = factor(ScheduleConfig(name=name, **warmup), steps)
     for step in range(steps):
@@ -63,18 +63,18 @@ def test_groups_and_constants_are_those_of_transformers_trainer(kind: str, tmp_p
     )
     config = AutoConfig.for_model(kind, **small)
     model = AutoModelForSequenceClassification.from_config(config)
-    theirs = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, weight_decay=0.1))
-    theirs.create_optimizer()
+    trainer = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, weight_decay=0.1))
+    trainer.create_optimizer()
     ours = build_optimizer(OptimizerConfig(weight_decay=0.1), model)
 
     def decays(groups: list[dict[str, Any]]) -> dict[int, float]:
         return {id(p): group["weight_decay"] for group in groups for p in group["params"]}
 
-    found, wanted = decays(ours.param_groups), decays(theirs.optimizer.param_groups)
+    found, wanted = decays(ours.param_groups), decays(trainer.optimizer.param_groups)
     names = {id(p): name for name, p in model.named_parameters()}
     assert {names[p]: found[p] for p in names} == {names[p]: wanted[p] for p in names}
     for key in ("betas", "eps", "amsgrad", "maximize"):
-        assert ours.defaults[key] == theirs.optimizer.defaults[key], key
+        assert ours.defaults[key] == trainer.optimizer.defaults[key], key
 
 
 def test_loss_and_clipping_are_those_of_transformers_trainer(tmp_path: Path, tiny_model: Path) -> None:

@@ -48,8 +48,8 @@ def test_stopped_twice_and_gone_on_is_the_straight_run(
     assert last.result["status"] == "completed" and last.job.root == first.job.root, "the same run all along"
     monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "elsewhere"))
     straight = run_job(launcher=launcher, **chosen, **more)
-    (history, weights), (other, theirs) = state(last), state(straight)
-    assert history == other and all(np.array_equal(weights[name], theirs[name]) for name in theirs)
+    (history, weights), (other, reference) = state(last), state(straight)
+    assert history == other and all(np.array_equal(weights[name], reference[name]) for name in reference)
 
 
 def test_a_step_behind_the_end_stops_nothing(run_job: Callable[..., Any], launcher: LocalLauncher) -> None:

@@ -54,7 +54,7 @@ def _methods(machines: Any, faults: Faults, gate: Any) -> dict[str, Any]:
         "process": lambda instance: machines._find(instance)[0].process.pid,
         "failures": lambda: machines.failures,
         "events": lambda: machines.events,
-        "calls": gate.said,
+        "calls": gate.matching,
         "fault": faults.add,
         "break_boots": faults.break_boots,
         "heal": faults.remove,

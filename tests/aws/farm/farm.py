@@ -145,8 +145,8 @@ class Farm(Switches, Looking):
                 process.kill()
                 raise
         if check and process.returncode != 0:
-            said = "\n".join((out or "").splitlines()[-40:])
-            raise FarmError(f"{words[0]} ended with {process.returncode}:\n{said}")
+            message = "\n".join((out or "").splitlines()[-40:])
+            raise FarmError(f"{words[0]} ended with {process.returncode}:\n{message}")
         return subprocess.CompletedProcess(list(words), process.returncode, out, err)
 
     def shell(self) -> int:

@@ -60,7 +60,7 @@ class Gate:
         time.sleep(int(environ.get("CONTENT_LENGTH") or 0) / speed)
         return _slowly(self.app(environ, start_response), speed)
 
-    def said(self, **patterns: Any) -> list[dict[str, Any]]:
+    def matching(self, **patterns: Any) -> list[dict[str, Any]]:
         """Return the calls so far that fit the patterns of a `Fault`, oldest first."""
         rule = Fault(**patterns)
         return [asdict(call) for call in list(self.calls) if rule.fits(call)]

@@ -199,11 +199,11 @@ class Hypervisor:
         if instance.state in ("pending", "running"):
             instance.terminate()
         instance.state_reason = StateReason(f"{reason}: the machine ended", reason)
-        said = machine.reason or (Path(machine.spec["folder"]) / "console.log").read_text().strip()[-600:]
-        self._note(machine.state, machine, said)
+        output = machine.reason or (Path(machine.spec["folder"]) / "console.log").read_text().strip()[-600:]
+        self._note(machine.state, machine, output)
         # A boot that a test asked to fail is no failure of the stand-in.
         if not booted and not machine.spec["broken"]:
-            self._fail(f"{machine.spec['id']} did not boot: {said}")
+            self._fail(f"{machine.spec['id']} did not boot: {output}")
 
     def _power_off(self, machine: Machine, why: str) -> None:
         with machine.lock:

@@ -105,8 +105,8 @@ def command(*words: object) -> None:
     """Run a program; raise RuntimeError with what it said if it fails."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
-        raise RuntimeError(f"{' '.join(str(word) for word in words)}: {said or f'exit code {done.returncode}'}")
+        output = (done.stderr or done.stdout).strip()
+        raise RuntimeError(f"{' '.join(str(word) for word in words)}: {output or f'exit code {done.returncode}'}")
 
 
 def spawn(words: Sequence[object], **options: Any) -> subprocess.Popen[bytes]:

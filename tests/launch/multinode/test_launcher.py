@@ -84,7 +84,7 @@ class Machine:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def code(self, within: float = 600.0) -> int:
@@ -200,8 +200,8 @@ def test_two_machines(
         """
     )
     node_0(f"wait({str(there)!r})\nresult(status='completed')")
-    assert second.code() == 0, second.said
-    assert second.said.splitlines()[-1] == "the run is done; node 0 has the results"
+    assert second.code() == 0, second.output
+    assert second.output.splitlines()[-1] == "the run is done; node 0 has the results"
     assert (job.logs / "rank-1.log").read_text() == "of rank 1"
     assert "out of node 1" in (job.logs / "output-node-1.log").read_text()
     assert not list((second.home / "joined").glob("*")), "the copy goes again"
@@ -216,7 +216,7 @@ def test_a_failure_there_is_the_error_here(
     with pytest.raises(UserError, match=r"^the column hello: no such column$"):
         node_0("(JOB / 'pid').write_text(str(os.getpid())); time.sleep(600)")
     assert second.code() == 1
-    assert second.said.splitlines()[-1] == f"error: the run failed: node 0 ({socket.gethostname()}) says why"
+    assert second.output.splitlines()[-1] == f"error: the run failed: node 0 ({socket.gethostname()}) says why"
     _assert_gone(int((job.root / "pid").read_text()))
 
 
@@ -282,7 +282,7 @@ def test_node_0_that_dies_ends_the_others(
     assert re.fullmatch(
         rf"error: node 0 \({HOST}\) has not been heard of for 4 s \(launch.timeouts.heartbeat\): "
         "this machine's workers were ended",
-        second.said.splitlines()[-1],
+        second.output.splitlines()[-1],
     )
     _assert_gone(int((job.root / "pid").read_text()))
 
@@ -296,8 +296,8 @@ def test_a_machine_that_is_told_to_end_has_all_save(
     second = other(f"{told[1]}(JOB / 'there').touch()\nwait(JOB / 'outputs' / 'result.json')")
     with pytest.raises(Preempted, match="stopped after step 3, which is saved"):
         node_0(f"wait(JOB / 'there')\n{told[0]}wait(JOB / 'preempt')\nresult(status='preempted', steps=3)")
-    assert second.code() == 75, second.said
-    assert second.said.splitlines()[-1].startswith("the run ended with exit code 75: node 0 (")
+    assert second.code() == 75, second.output
+    assert second.output.splitlines()[-1].startswith("the run ended with exit code 75: node 0 (")
 
 
 def test_who_is_missing_is_said_after_the_wait(
@@ -305,7 +305,7 @@ def test_who_is_missing_is_said_after_the_wait(
 ) -> None:
     settings["nodes"] = 3
     there = other("time.sleep(600)", rank=2)
-    _until(lambda: "waiting for node 0" in there.said, there)
+    _until(lambda: "waiting for node 0" in there.output, there)
     share, host = settings["share"], socket.gethostname()
     with pytest.raises(UserError) as caught:
         node_0("time.sleep(600)", timeouts={"kill": 2.0, "start": 8.0, "heartbeat": 5.0})
@@ -314,13 +314,13 @@ def test_who_is_missing_is_said_after_the_wait(
         f"launch.share={share}; "
     )
     assert there.code() == 1
-    assert there.said.splitlines()[-1] == f"error: the run failed: node 0 ({host}) says why"
+    assert there.output.splitlines()[-1] == f"error: the run failed: node 0 ({host}) says why"
 
 
 def test_a_node_0_that_never_comes(other: Callable[..., Machine], settings: Any) -> None:
     alone = other(timeouts={"kill": 2.0, "start": 1.0, "heartbeat": 5.0})
     assert alone.code() == 1
-    assert alone.said.splitlines()[-1] == (
+    assert alone.output.splitlines()[-1] == (
         "error: launch.nodes=2: node 0 did not come within 1 s (launch.timeouts.start); all machines must see "
         f"launch.share={settings['share']}"
     )
@@ -333,14 +333,14 @@ def test_unlike_versions_are_refused_with_both_named(
     torch = ours["versions"]["torch"]
     monkeypatch.setattr(several, "about", lambda: {**ours, "versions": {**ours["versions"], "torch": "1.0"}})
     stranger = other()
-    said = rf"^launch.nodes=2: node 1 \({HOST}\) has torch {re.escape(torch)}, node 0 has 1.0, which is {HOST}$"
-    with pytest.raises(UserError, match=said):
+    message = rf"^launch.nodes=2: node 1 \({HOST}\) has torch {re.escape(torch)}, node 0 has 1.0, which is {HOST}$"
+    with pytest.raises(UserError, match=message):
         node_0("time.sleep(600)")
     assert stranger.code() == 1
     assert re.fullmatch(
         rf"error: launch.nodes=2: this machine has torch {re.escape(torch)}, node 0 has 1.0, "
         rf"which is node 0 \({HOST}\)",
-        stranger.said.splitlines()[-1],
+        stranger.output.splitlines()[-1],
     )
 
 
@@ -355,9 +355,9 @@ def test_what_an_earlier_attempt_left_is_not_taken(
     share.write(0, json.dumps({"attempt": "a", "beat": 7, "job": work, "exit": 0}).encode())
     share.write(1, json.dumps({"attempt": "b", "beat": 9, "leader": "a", "mark": "m", "left": 1}).encode())
     second = other("(JOB / 'outputs' / 'logs' / 'there').touch()")
-    _until(lambda: "waiting for node 0" in second.said, second)
+    _until(lambda: "waiting for node 0" in second.output, second)
     node_0(DONE)
-    assert second.code() == 0, second.said
+    assert second.code() == 0, second.output
 
 
 def test_another_command_gets_nothing_imported(
@@ -369,7 +369,7 @@ def test_another_command_gets_nothing_imported(
     with pytest.raises(UserError, match=rf"^node 1 \({HOST}\) has ended; its output says why"):
         node_0("time.sleep(600)", config)
     assert second.code() == 1
-    assert "node 0's job wants callbacks.x._target_, which this machine's command does not say" in second.said
+    assert "node 0's job wants callbacks.x._target_, which this machine's command does not say" in second.output
     assert not (job.root / "ran").exists()
 
 
@@ -451,15 +451,15 @@ def test_a_share_that_fails_ends_both_sides_with_a_line(
         words = ["chattr", "-R", "-i", str(share)]
     if done.returncode:
         pytest.skip(f"not here: {done.stderr.decode()}")
-    said = "Operation not permitted" if why == "read-only" else "No space left on device"
+    reason = "Operation not permitted" if why == "read-only" else "No space left on device"
     thread = threading.Thread(target=break_it, daemon=True)
     try:
         second = other("(JOB / 'pid').write_text(str(os.getpid())); time.sleep(600)")
         thread.start()
-        with pytest.raises(UserError, match=rf"^launch.share={share}: cannot be used any more: {said}$"):
+        with pytest.raises(UserError, match=rf"^launch.share={share}: cannot be used any more: {reason}$"):
             node_0("wait(JOB / 'pid'); time.sleep(600)")
         assert second.code() == 1
-        assert second.said.splitlines()[-1] == f"error: launch.share={share}: cannot be used any more: {said}"
+        assert second.output.splitlines()[-1] == f"error: launch.share={share}: cannot be used any more: {reason}"
         pid = int((job.root / "pid").read_text())
     finally:
         over.set()
@@ -542,8 +542,8 @@ def test_machines_that_are_not_alike(change: dict[str, Any], why: str) -> None:
     ],
 )
 def test_gpus_that_are_not_alike(gpus: Any, device: str, chosen: bool, why: str) -> None:
-    said = lacks({**OURS, "gpus": gpus}, OURS, device=device, chosen=chosen, each=2)
-    assert said.startswith(why) and bool(said) == bool(why)
+    lack = lacks({**OURS, "gpus": gpus}, OURS, device=device, chosen=chosen, each=2)
+    assert lack.startswith(why) and bool(lack) == bool(why)
 
 
 FAKE_SSH = """#!{python}
@@ -627,8 +627,8 @@ def test_a_host_that_cannot_be_reached_is_named_at_once(node_0: Callable[..., No
 def _until(true: Callable[[], bool], machine: Machine, seconds: float = 600.0) -> None:
     until = time.monotonic() + seconds
     while not true():
-        assert machine.process.poll() is None, machine.said
-        assert time.monotonic() < until, machine.said
+        assert machine.process.poll() is None, machine.output
+        assert time.monotonic() < until, machine.output
         time.sleep(0.05)
 
 

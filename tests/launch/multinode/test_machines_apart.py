@@ -175,8 +175,8 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
         story.resumed = [first.end(600), second.end(600)]
         story.reference = lay(base / "alone", config=config({}, {}), **data)
         alone = [sys.executable, str(ROOT / "tests" / "helpers" / "machines_apart.py"), str(story.reference)]
-        code, said = Side(alone, base / "alone.log", base / "alone").end(600)
-        assert code == 0, said
+        code, output = Side(alone, base / "alone.log", base / "alone").end(600)
+        assert code == 0, output
         yield story
     finally:
         sys.path.remove(str(base / "modules"))
@@ -188,14 +188,14 @@ def story(tiny_model: Path, sentences: Any, tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_cut_cable_ends_both_sides_with_a_line(story: Story) -> None:
-    (code, said), (other_code, other_said) = story.cut
-    assert code == 1, said
-    assert "error: node 1 (" in said
-    assert f"has not been heard of for {SILENCE:g} s" in said
-    assert "the same command goes on" in said
-    assert "Traceback" not in said
-    assert other_code == 1, other_said
-    assert other_said.splitlines()[-1].startswith("error: launch.share=s3://share/runs: cannot be used any more: ")
+    (code, output), (other_code, other_output) = story.cut
+    assert code == 1, output
+    assert "error: node 1 (" in output
+    assert f"has not been heard of for {SILENCE:g} s" in output
+    assert "the same command goes on" in output
+    assert "Traceback" not in output
+    assert other_code == 1, other_output
+    assert other_output.splitlines()[-1].startswith("error: launch.share=s3://share/runs: cannot be used any more: ")
     assert story.took < 500
 
 
@@ -208,17 +208,17 @@ def test_the_checkpoints_are_whole(story: Story) -> None:
 
 
 def test_a_machine_that_is_told_to_end_ends_both_after_one_step(story: Story) -> None:
-    (code, said), (other_code, other_said) = story.told
-    assert (code, other_code) == (75, 75), said + other_said
-    assert "preempted: stopped after step" in said and "which is saved" in said
+    (code, output), (other_code, other_output) = story.told
+    assert (code, other_code) == (75, 75), output + other_output
+    assert "preempted: stopped after step" in output and "which is saved" in output
 
 
 def test_the_run_goes_on_and_ends_with_the_weights_of_one_machine(story: Story) -> None:
-    (code, said), (other_code, other_said) = story.resumed
-    assert code == 0, said
-    assert other_code == 0, other_said
-    assert re.search(r"resuming from step [6789] ", said)
-    assert "4 x cpu" in said
+    (code, output), (other_code, other_output) = story.resumed
+    assert code == 0, output
+    assert other_code == 0, other_output
+    assert re.search(r"resuming from step [6789] ", output)
+    assert "4 x cpu" in output
     ours = load_file(story.jobs["resumed"] / "outputs" / "model" / "model.safetensors")
     alone = load_file(story.reference / "outputs" / "model" / "model.safetensors")
     assert ours.keys() == alone.keys()
@@ -229,8 +229,8 @@ def test_the_run_goes_on_and_ends_with_the_weights_of_one_machine(story: Story) 
 
 
 def test_inputs_and_logs_go_through_the_bucket(story: Story) -> None:
-    key, said = story.jobs["told"].name, story.told[1][1]
-    assert f"of the run {key} ({story.base / 'b' / 'joined' / key})" in said
+    key, output = story.jobs["told"].name, story.told[1][1]
+    assert f"of the run {key} ({story.base / 'b' / 'joined' / key})" in output
     assert not list((story.base / "b" / "joined").glob("*")), "the copy goes again"
     for job in (story.jobs["told"], story.jobs["resumed"]):
         logs = {path.name for path in (job / "outputs" / "logs").iterdir()}

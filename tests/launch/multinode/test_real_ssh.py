@@ -126,9 +126,9 @@ def test_a_host_is_started_and_trains(
     assert done.returncode == 0, done.stdout
     curves = [_losses(folder) for folder in (job, alone)]
     assert len(curves[1]) == 4 and curves[0] == pytest.approx(curves[1], abs=1e-6)
-    ours, theirs = (load_file(folder / "outputs" / "model" / "model.safetensors") for folder in (job, alone))
-    assert ours.keys() == theirs.keys()
-    assert max(float(abs(ours[name] - theirs[name]).max()) for name in theirs) <= 1e-6
+    ours, reference = (load_file(folder / "outputs" / "model" / "model.safetensors") for folder in (job, alone))
+    assert ours.keys() == reference.keys()
+    assert max(float(abs(ours[name] - reference[name]).max()) for name in reference) <= 1e-6
 
 
 def _losses(job: Path) -> dict[int, float]:

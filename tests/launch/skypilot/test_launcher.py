@@ -141,7 +141,7 @@ def test_missing_gpus_are_refused_before_data_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("smi", "said"),
+    ("smi", "message"),
     [
         (
             "| NVIDIA-SMI 535.183.01  Driver Version: 535.183.01  CUDA Version: 12.2 |",
@@ -156,7 +156,7 @@ def test_missing_gpus_are_refused_before_data_is_read() -> None:
     ids=["too-old", "new-enough", "none"],
 )
 def test_a_driver_too_old_for_torch_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smi: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smi: str, message: str
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\necho '{smi}'\n")
@@ -164,7 +164,7 @@ def test_a_driver_too_old_for_torch_is_named(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         check_gpus(4)
     check_gpus(0)
 
@@ -342,14 +342,14 @@ def test_reasons_are_said_once_with_their_places() -> None:
 
 
 def test_a_reason_without_a_place_gets_that_of_its_attempt() -> None:
-    said = [
+    lines = [
         "Launching on AWS us-west-2 (us-west-2a,us-west-2b).",
         "create_instances: ... (VcpuLimitExceeded) when ...",
         "Launching on AWS us-east-1 (us-east-1a).",
         "InsufficientInstanceCapacity ... (us-east-1a)",
         "Trying others.",
     ]
-    assert reasons(telling(said)) == "us-west-2: VcpuLimitExceeded; us-east-1a: InsufficientInstanceCapacity"
+    assert reasons(telling(lines)) == "us-west-2: VcpuLimitExceeded; us-east-1a: InsufficientInstanceCapacity"
 
 
 def test_a_server_of_another_version_is_named_with_both_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,10 +369,10 @@ def test_a_server_of_another_version_is_named_with_both_and_the_way_out(monkeypa
         # SkyPilot keeps the address that it found first.
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr("sky.server.common.get_server_url", lambda: address)
-        said = str(explained(sky.exceptions.APIVersionMismatchError("not compatible"), "mine"))
+        message = str(explained(sky.exceptions.APIVersionMismatchError("not compatible"), "mine"))
         server.shutdown()
-    assert f"client is {sky.__version__}" in said and "API server 0.9.1" in said
-    assert "`sky api stop && sky api start`" in said and "\n" not in said
+    assert f"client is {sky.__version__}" in message and "API server 0.9.1" in message
+    assert "`sky api stop && sky api start`" in message and "\n" not in message
 
 
 def test_skypilots_mark_before_lines_is_found() -> None:

@@ -266,10 +266,10 @@ def test_a_stop_while_machines_come_up_ends_the_launch(script: Script, run: Call
 
 def test_a_job_is_left_alone_if_asked_for_and_found_again(script: Script, run: Callable[..., JobDir]) -> None:
     name = "skytune-a-run-0123456789ab"
-    said = (
+    message = (
         rf"the cluster {name}, .* 10 minutes after .* same command without launch\.detach .*`sky down {name}` stops it"
     )
-    with pytest.raises(Detached, match=said):
+    with pytest.raises(Detached, match=message):
         run({"detach": True})
     assert script.done == [] and script.forgot == [""], "machines still need what SkyPilot keeps of them"
     script.there = (1, True)

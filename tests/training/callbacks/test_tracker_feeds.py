@@ -150,8 +150,8 @@ def test_trackers_have_the_whole_history_across_a_resume(
         "extra": {"api_token": CANARY, "colour": "blue"},
     }
     first = run_job(rows=96, **settings)
-    said = capfd.readouterr().out
-    assert f"tracker tensorboard: tensorboard --logdir {tmp_path}" in said
+    output = capfd.readouterr().out
+    assert f"tracker tensorboard: tensorboard --logdir {tmp_path}" in output
     (store,) = (tmp_path / "store").iterdir()
     for folder in store.glob("step-*"):
         if int(folder.name[5:]) > 8:
@@ -391,7 +391,11 @@ def test_tensorboard_that_cannot_be_had_says_so_once(tmp_path: Path) -> None:
     (bare / "sitecustomize.py").write_text("import sys\nsys.modules['tensorboard'] = None\n")
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(full)], check=False)
     cases = {"file": tmp_path / "file", "bare": tmp_path / "any"} | ({"full": full} if mounted.returncode == 0 else {})
-    said = {"file": "Error", "full": "No space left", "bare": "the package tensorboard is not installed here: pip inst"}
+    reasons = {
+        "file": "Error",
+        "full": "No space left",
+        "bare": "the package tensorboard is not installed here: pip inst",
+    }
     try:
         running = {
             name: drive(
@@ -405,7 +409,7 @@ def test_tensorboard_that_cannot_be_had_says_so_once(tmp_path: Path) -> None:
         for name, process in running.items():
             found = driven(process, tmp_path / f"job-{name}")
             (warning,) = found["warnings"]
-            assert "tracker tensorboard failed" in warning and said[name] in warning, name
+            assert "tracker tensorboard failed" in warning and reasons[name] in warning, name
             assert found["slowest"] < 20 and found["waited"] < 59
     finally:
         if mounted.returncode == 0:

@@ -168,8 +168,8 @@ def test_an_exchange_under_fsdp_that_fails_says_what_fsdp_needs() -> None:
 def test_what_fsdp_cannot_cut_up_is_one_line() -> None:
     scalar = torch.nn.ModuleDict({"head": torch.nn.Linear(3, 3)})
     scalar["head"].warmth = torch.nn.Parameter(torch.tensor(1.0))
-    said = r"^strategy=fsdp: head.warmth is a single number .*give it the shape \[1\], or use strategy=ddp$"
-    with built(config(name="fsdp")) as strategy, pytest.raises(UserError, match=said):
+    message = r"^strategy=fsdp: head.warmth is a single number .*give it the shape \[1\], or use strategy=ddp$"
+    with built(config(name="fsdp")) as strategy, pytest.raises(UserError, match=message):
         strategy.prepare(scalar)
     adafactor = from_dict(
         RunConfig,

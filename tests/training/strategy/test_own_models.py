@@ -45,10 +45,10 @@ def test_weights_that_took_no_part_are_named(run_job: Any, strategy: str, extra:
     """On every process, or on one alone, whose peers then wait for its gradients."""
     with pytest.raises(UserError) as error:
         run_job(name="unused", strategy={"name": strategy}, model=words(extra=extra), launch=TWO, max_steps=6)
-    said = str(error.value)
-    assert "\n" not in said
-    assert "extra.weight, extra.bias" in said
-    assert "strategy.find_unused_parameters=true" in said
+    message = str(error.value)
+    assert "\n" not in message
+    assert "extra.weight, extra.bias" in message
+    assert "strategy.find_unused_parameters=true" in message
 
 
 def test_fsdp_counts_what_only_some_processes_used(run_job: Any) -> None:
