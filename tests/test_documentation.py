@@ -237,7 +237,7 @@ EVERYDAY = {
     "early_stopping.patience": "training/callbacks/test_early_stopping.py"
     "::test_a_run_stops_where_it_gets_no_better_also_after_a_resume",
     "ema.decay": "training/callbacks/test_ema.py::test_the_average_is_validated_selected_and_handed_on",
-    "upload.url": "training/callbacks/test_upload.py::test_to_an_object_store_and_to_the_hub",
+    "upload.url": "release/test_destination.py::test_to_the_hub",
     "checkpoint.store=s3": "pipelines/test_store_faults.py::test_the_last_checkpoint_could_not_be_saved",
     "pipeline=study": "pipelines/test_benchmark.py::test_table_page_and_artifacts",
     "compute=4xa10g": "aws/test_training.py::test_a_pipeline_trains_on_one_machine",

@@ -38,7 +38,6 @@ def serve() -> None:
     import transformers.models.auto.tokenization_auto
     import transformers.models.bert.modeling_bert  # noqa: F401
 
-    import skytune.training.callbacks.upload
     import skytune.training.trainer
     import skytune.training.worker  # noqa: F401
 

@@ -1,4 +1,5 @@
-"""A Hub on this machine for tests: it speaks the routes that a store needs (repository, tree, commit, LFS, file)."""
+"""A Hub on this machine for tests: it speaks the routes that a store and a publication need (repository, tree, commit,
+LFS, file; branches, tags, the metadata of cards)."""
 
 import base64
 import hashlib
@@ -18,7 +19,13 @@ class Hub(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.lock = threading.Lock()
         self.repos: dict[str, list[tuple[str, str, dict[str, bytes]]]] = {}
-        """Commits (id, message, files by path) of every repository, oldest first."""
+        """Commits to `main` (id, message, files by path) of every repository, oldest first."""
+        self.branches: dict[tuple[str, str], list[tuple[str, str, dict[str, bytes]]]] = {}
+        """Likewise of every other branch."""
+        self.tags: dict[str, dict[str, str]] = {}
+        """Commits by tag."""
+        self.sent: list[str] = []
+        """Hashes of the large files that were sent."""
         self.visibility: dict[str, Any] = {}
         self.blobs: dict[str, bytes] = {}
         self.failing: list[int] = []
@@ -30,9 +37,19 @@ class Hub(http.server.ThreadingHTTPServer):
         self.token = "Bearer hf_right"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
-    def push(self, repo: str, message: str, files: dict[str, bytes]) -> str:
-        history = self.repos.setdefault(repo, [])
-        sha = hashlib.sha1(f"{repo}{len(history)}{message}".encode()).hexdigest()
+    def history(self, repo: str, revision: str) -> list[tuple[str, str, dict[str, bytes]]]:
+        """Return the commits up to a branch, tag or commit; empty where there is none."""
+        lines = [self.repos[repo], *(found for (name, _), found in self.branches.items() if name == repo)]
+        if revision in ("main", "HEAD"):
+            return lines[0]
+        if (repo, revision) in self.branches:
+            return self.branches[repo, revision]
+        sha = self.tags.get(repo, {}).get(revision, revision)
+        return next((line[: at + 1] for line in lines for at, one in enumerate(line) if one[0] == sha), [])
+
+    def push(self, repo: str, message: str, files: dict[str, bytes], branch: str = "main") -> str:
+        history = self.repos.setdefault(repo, []) if branch == "main" else self.branches[repo, branch]
+        sha = hashlib.sha1(f"{repo}{branch}{len(history)}{message}".encode()).hexdigest()
         history.append((sha, message, files))
         return sha
 
@@ -79,11 +96,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         parts = [urllib.parse.unquote(p) for p in urllib.parse.urlsplit(self.path).path.strip("/").split("/")]
         if parts[0] == "blob":
             if self.command == "PUT":
+                self.server.sent.append(parts[1])
                 assert hashlib.sha256(body).hexdigest() == parts[1]
                 self.server.blobs[parts[1]] = body
             return self.answer(200)
         if self.headers.get("Authorization") != self.server.token:
             return self.answer(401, {"error": "Invalid username or password."})
+        if parts[:2] == ["api", "validate-yaml"]:
+            return self.validate(json.loads(body)["content"])
         if parts[:3] == ["api", "repos", "create"]:
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
@@ -101,11 +121,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with self.server.lock:
             self.route(repo, rest, body)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_any
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_any
 
     def route(self, repo: str, rest: list[str], body: bytes) -> None:
-        history = self.server.repos[repo]
+        about = rest[0] in ("revision", "tree", "preupload", "commit", "resolve") if rest else False
+        revision = rest[1] if about and len(rest) > 1 else "main"
+        history = self.server.history(repo, revision)
+        if not history:
+            return self.answer(404, {"error": "no such revision"}, "RevisionNotFound")
         sha, _, files = history[-1]
+        if rest[:1] in (["branch"], ["tag"], ["refs"]):
+            return self.refs(repo, sha, rest, body)
         if rest[:1] == ["auth-check"]:
             return self.answer(200)
         if not rest or rest[0] == "revision":
@@ -129,27 +155,65 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     "path": f["path"],
                     "uploadMode": "lfs" if f["path"].endswith("safetensors") else "regular",
                     "shouldIgnore": False,
+                    **({"oid": oid(f["path"], files[f["path"]])} if f["path"] in files else {}),
                 }
                 for f in json.loads(body)["files"]
             ]
             return self.answer(200, {"files": modes})
         if rest[:2] == ["info", "lfs"]:
             objects = [
-                {**wanted, "actions": {"upload": {"href": f"{self.server.url}/blob/{wanted['oid']}"}}}
+                wanted
+                if wanted["oid"] in self.server.blobs  # it has that content already
+                else {**wanted, "actions": {"upload": {"href": f"{self.server.url}/blob/{wanted['oid']}"}}}
                 for wanted in json.loads(body)["objects"]
             ]
             return self.answer(200, {"transfer": "basic", "objects": objects})
         if rest[0] == "commit":
-            return self.commit(repo, sha, dict(files), [json.loads(line) for line in body.splitlines()])
+            return self.commit(repo, revision, sha, dict(files), [json.loads(line) for line in body.splitlines()])
         if rest[0] == "resolve":
-            known = {commit: at for commit, _, at in history} | {"main": files}
-            data = known[rest[1]].get("/".join(rest[2:]))
+            data = files.get("/".join(rest[2:]))
             if data is None:
                 return self.answer(404, {"error": "no such file"}, "EntryNotFound")
             return self.answer(200, data)
         return self.answer(404)
 
-    def commit(self, repo: str, head: str, files: dict[str, bytes], lines: list[dict[str, Any]]) -> None:
+    def validate(self, content: str) -> None:
+        """Say what is wrong with the metadata of a card."""
+        import yaml
+
+        try:
+            values = yaml.safe_load(content.split("---")[1])
+            assert isinstance(values, dict), "not an object"
+        except (yaml.YAMLError, IndexError, AssertionError) as error:
+            return self.answer(400, {"errors": [{"message": str(error)}], "warnings": []})
+        return self.answer(200, {"errors": [], "warnings": []})
+
+    def refs(self, repo: str, head: str, rest: list[str], body: bytes) -> None:
+        """Make, take away and list branches and tags."""
+        server, tags = self.server, self.server.tags.setdefault(repo, {})
+        asked = json.loads(body) if body else {}
+        if rest[0] == "refs":
+            lines = {"main": server.repos[repo], **{b: line for (r, b), line in server.branches.items() if r == repo}}
+            heads = {name: line[-1][0] for name, line in lines.items()}
+            named = [("branches", "heads", heads), ("tags", "tags", tags)]
+            found = {
+                kind: [{"name": name, "ref": f"refs/{ref}/{name}", "targetCommit": sha} for name, sha in known.items()]
+                for kind, ref, known in named
+            }
+            return self.answer(200, {**found, "converts": []})
+        if rest[0] == "branch":
+            if rest[1] == "main" or (repo, rest[1]) in server.branches:
+                return self.answer(409, {"error": "Reference already exists"})
+            server.branches[repo, rest[1]] = list(server.history(repo, asked.get("startingPoint") or "main"))
+            return self.answer(200)
+        if self.command == "DELETE":
+            return self.answer(200 if tags.pop(rest[1], None) else 404)
+        if asked["tag"] in tags:
+            return self.answer(409, {"error": "Tag reference exists already"})
+        tags[asked["tag"]] = server.history(repo, rest[1])[-1][0]
+        return self.answer(200)
+
+    def commit(self, repo: str, branch: str, head: str, files: dict[str, bytes], lines: list[dict[str, Any]]) -> None:
         if self.server.failing:
             return self.answer(self.server.failing.pop(0), {"error": "by the test"})
         message = ""
@@ -167,5 +231,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 del files[value["path"]]
             elif key == "deletedFolder":
                 files = {path: data for path, data in files.items() if not path.startswith(value["path"])}
-        sha = self.server.push(repo, message, files)
+        sha = self.server.push(repo, message, files, branch)
         self.answer(200, {"commitUrl": f"{self.server.url}/{repo}/commit/{sha}", "commitOid": sha})
+
+
+def oid(path: str, data: bytes) -> str:
+    """Return what the Hub knows a file's content by."""
+    if path.endswith("safetensors"):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

@@ -11,6 +11,7 @@ from .targets import locate
 
 REACHING = (
     "upload.url",
+    "upload.template",
     "launch.hosts",
     "launch.share",
     "tracker.dir",

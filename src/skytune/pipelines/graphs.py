@@ -10,6 +10,7 @@ from ..steps.evaluate_model import evaluate_model
 from ..steps.load_data import load_data
 from ..steps.parameters import elsewhere, for_evaluate_model, for_load_data, for_train_model, on
 from ..steps.predict_files import predict_files
+from ..steps.publish_model import publish_model
 from ..steps.search import draw_search, run_search
 from ..steps.study import draw_results, run_experiment
 from ..steps.train_model import train_model
@@ -22,7 +23,7 @@ def training(config: dict[str, Any]) -> None:
     train, validation, test, tokenizer, texts = on(load_data, run)(**for_load_data(run))
     training_step = elsewhere(on(train_model, run), run)
     _, predictions, report = training_step(train, validation, test, tokenizer, **for_train_model(run))
-    on(evaluate_model, run)(
+    metrics, _ = on(evaluate_model, run)(
         validation,
         test,
         tokenizer,
@@ -31,6 +32,8 @@ def training(config: dict[str, Any]) -> None:
         training_report=report,
         **for_evaluate_model(run),
     )
+    if run.upload.url:
+        on(publish_model, run).with_options(enable_cache=False)(metrics=metrics)
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST)
@@ -48,6 +51,13 @@ def predict(config: dict[str, Any]) -> None:
     # The run's folder knows what is there already, not ZenML's cache.
     step = on(predict_files, run).with_options(enable_cache=False)
     step(checkpoint=str(run.checkpoint.path), files=to_dict(run.predict))
+
+
+@pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
+def publish(config: dict[str, Any]) -> None:
+    """Copy a run's model to where it is wanted, with its card."""
+    run = RunConfig.parse(config)
+    on(publish_model, run).with_options(enable_cache=False)(checkpoint=str(run.checkpoint.path))
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)

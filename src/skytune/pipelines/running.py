@@ -16,7 +16,7 @@ from ..report import summary, training_rows
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import check_orchestrator, operator_of
 from ..steps.cache import expire_lost, expire_unusable
-from .graphs import evaluate, predict, search, study, training
+from .graphs import evaluate, predict, publish, search, study, training
 from .records import describe, named
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ PIPELINES: dict[Pipeline, Any] = {
     Pipeline.training: training,
     Pipeline.evaluate: evaluate,
     Pipeline.predict: predict,
+    Pipeline.publish: publish,
     Pipeline.study: study,
     Pipeline.search: search,
 }
@@ -70,6 +71,8 @@ def run_pipeline(client: "Client", config: RunConfig) -> RunSummary:
         return RunSummary(*search_summary(config))
     if config.pipeline is Pipeline.predict:
         return tell_predictions(config, finished)
+    if config.pipeline is Pipeline.publish:
+        return RunSummary(f"published: {told_publication(published(finished))}", "")
     return tell_results(config, finished) if config.pipeline is Pipeline.study else tell(client, config, finished)
 
 
@@ -102,6 +105,20 @@ def tell_predictions(config: RunConfig, run: Any) -> RunSummary:
     done = run.steps["predict_files"].outputs["prediction_summary"][0].load()
     describe(run, done, ("rows", done["rows"]), None)
     return RunSummary(prediction_summary(done), "")
+
+
+def published(run: Any) -> dict[str, Any]:
+    """Return what became of a run's publication; empty where it has none."""
+    if "publish_model" not in run.steps:
+        return {}
+    found: dict[str, Any] = run.steps["publish_model"].outputs["publication"][0].load()
+    return found
+
+
+def told_publication(done: Mapping[str, Any]) -> str:
+    """Return where a model was published, or why not, in a line."""
+    more = "".join(f", {key} {done[key]}" for key in ("revision", "tag", "commit") if done.get(key))
+    return f"NO: {done['failed']}" if done.get("failed") else f"{done['url']}{more}"
 
 
 def _say_where(client: "Client", config: RunConfig) -> None:
@@ -150,6 +167,7 @@ def tell(client: "Client", config: RunConfig, run: Any) -> RunSummary:
     scores = metrics["splits"]["test"]
     main = next((name for name in (config.checkpoint.metric, *scores) if name in scores and name != "loss"), "loss")
     describe(run, result, (main, scores.get(main)), page)
+    publication = published(run)
     cached = steps["train_model" if trained else "evaluate_model"].status == "cached"
     text = summary(
         metrics=scores,
@@ -164,5 +182,7 @@ def tell(client: "Client", config: RunConfig, run: Any) -> RunSummary:
         headline=metrics["headline"]["test"],
         pipeline=metrics["pipeline"],
         warning=metrics["warning"],
+        released={"published": told_publication(publication)} if publication else {},
     )
-    return RunSummary(text, "" if cached else str(result.get("save_failed") or ""))
+    failures = ["" if cached else str(result.get("save_failed") or ""), str(publication.get("failed") or "")]
+    return RunSummary(text, "; ".join(filter(None, failures)))

@@ -9,6 +9,8 @@ from ..config.schema.tracking import check_trackers_installed
 from ..config.targets import locate
 from ..config.trust import approve, flat
 from ..launch.predict_files import check_files
+from ..release.destination import check_address
+from ..release.results import run_of
 from ..tasks import find, of_saved
 
 
@@ -19,6 +21,12 @@ def validated(config: RunConfig) -> RunConfig:
         UserError: it is not.
     """
     if config.pipeline in (Pipeline.study, Pipeline.search):  # their plans look
+        return config
+    if config.upload.url:
+        check_address(config.upload.url)
+    if config.pipeline is Pipeline.publish:
+        models.saved_model(str(config.checkpoint.path))
+        run_of(str(config.checkpoint.path))
         return config
     if config.pipeline is Pipeline.training:
         check_trackers_installed(config.tracker)

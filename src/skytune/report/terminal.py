@@ -2,7 +2,7 @@
 
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ def summary(
     headline: Sequence[str] = ("accuracy", "f1"),
     pipeline: str = "text-classification",
     warning: str = "",
+    released: Mapping[str, str] | None = None,
 ) -> str:
     """Return what a person wants to know when the prompt comes back; no colour codes, so that it can be piped.
 
@@ -45,6 +46,7 @@ def summary(
         run_folder: where the run's files lie; said where the model's folder does not say it.
         report: the report's file, which any browser opens.
         trackers: by name, the address or the command that shows the run.
+        released: what became of its publication.
     """
     width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     facts = [("test", _scores(metrics, headline))]
@@ -68,6 +70,8 @@ def summary(
         facts.append(("report", [shlex.quote(report)]))
     for name, place in (trackers or {}).items():
         facts.append((name, [place]))
+    for name, told in (released or {}).items():
+        facts.append((name, told.split(" ")))
     if run_folder and not model_path.startswith(run_folder):
         facts.append(("run folder", [shlex.quote(run_folder)]))
     advice = ["not connected;", "`zenml login --local` opens it", "(--port=8238 if 8237 is taken),"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import models
 from ..checkpoint.resume import differences
-from ..config import RunConfig, UserError
+from ..config import RunConfig, UploadConfig, UserError, to_dict
 from ..config.folders import home
 from ..job import JobDir
 from ..launch import predict, train
@@ -61,7 +61,7 @@ def base(run: RunRecord) -> dict[str, Any]:
         raise UserError(f"{run.key}: is a {job.kind} job: run its command again with cache=false")
     values |= {"resume": "never", "trust": False}
     values["checkpoint"] = {**values["checkpoint"], "store": None}
-    values["upload"] = {**values["upload"], "url": None}
+    values["upload"] = to_dict(UploadConfig())
     values["tracker"] = {**values["tracker"], "names": []}
     return values
 

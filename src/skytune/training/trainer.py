@@ -35,7 +35,6 @@ from .callbacks.history import BestWeights, History
 from .callbacks.profiler import Profiler
 from .callbacks.progress import Progress
 from .callbacks.trackers import Tracking
-from .callbacks.upload import Upload
 from .compiling import WIDTH, bounded
 from .flops import Work, work_of
 from .inputs import check_vocabulary, fit_columns, open_model, open_tables, targets_of, units_of
@@ -256,8 +255,6 @@ def _callbacks(
         own.append(("ema", ema))
     if config.debug.profile_steps:
         own.append(("profiler", Profiler(config.debug.profile_steps)))
-    if config.upload.url:
-        own.append(("upload", Upload(config.upload)))
     return build_callbacks(config, own)
 
 

@@ -31,7 +31,12 @@ class Pipeline(str, Enum):
     study = "study"
     search = "search"
     merge = "merge"
+    publish = "publish"
     data = "data"
+
+
+USING_CHECKPOINT = (Pipeline.evaluate, Pipeline.predict, Pipeline.merge, Pipeline.publish)
+"""Those that take a trained model, `checkpoint=PATH`."""
 
 
 class OnNan(str, Enum):
@@ -70,7 +75,8 @@ class RunConfig:
     pipeline: Pipeline = Pipeline.training
     """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `predict` (write
     the answers of `checkpoint=PATH` beside the rows of files without labels), `merge` (write the plain model that the
-    adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `study` (one training a cell of an
+    adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `publish` (copy a run's model
+    `checkpoint=PATH` to `upload.url`, with its card), `study` (one training a cell of an
     experiment design), `search` (trials out of a space of hyperparameters) or `data` (look at the data set: nothing is
     trained)."""
 
@@ -212,6 +218,8 @@ class RunConfig:
             raise ConfigError("pipeline=merge needs checkpoint=PATH (the folder of a trained adapter)")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
+        if self.pipeline is Pipeline.publish and not (self.checkpoint.path and self.upload.url):
+            raise ConfigError("pipeline=publish needs checkpoint=PATH (a run's outputs/model) and upload.url=PLACE")
         if self.pipeline is Pipeline.study and not self.study.factors:
             raise ConfigError("pipeline=study needs a design: experiment=NAME, or study.factors")
         if self.search.take and self.pipeline is not Pipeline.training:
@@ -221,7 +229,7 @@ class RunConfig:
             raise ConfigError("pipeline=predict needs checkpoint=PATH predict.input=FILES predict.output=FILE")
         if self.pipeline is not Pipeline.predict and any(given[1:]):
             raise ConfigError("predict.input and predict.output have an effect only with pipeline=predict")
-        if self.pipeline not in (Pipeline.evaluate, Pipeline.predict, Pipeline.merge) and self.checkpoint.path:
+        if self.pipeline not in USING_CHECKPOINT and self.checkpoint.path:
             raise ConfigError(
                 "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
                 "or pipeline=evaluate to score it"

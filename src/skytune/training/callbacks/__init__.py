@@ -1,1 +1,1 @@
-"""What watches the training loop: checkpoints, history, trackers, EMA, early stopping, upload, progress, profiler."""
+"""What watches the training loop: checkpoints, history, trackers, EMA, early stopping, progress, profiler."""

@@ -1,0 +1,169 @@
+"""Copies a model's folder to where it is wanted: any fsspec URL, or a repository on the Hub. What was cut short goes on
+where it stopped: the Hub knows files by their content, elsewhere `SHA256SUMS` lists what has arrived."""
+
+import contextlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint.backends.hub import LIBRARY, be_patient
+from ..checkpoint.retry import Retry, explain
+from ..config import UploadConfig, UserError
+from ..config.secrets import reveal
+from ..models import hash_file
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+log = logging.getLogger(__name__)
+
+SUMS = "SHA256SUMS"
+"""What `sha256sum --check` reads."""
+
+
+def check_address(url: str) -> None:
+    """Refuse an address of a kind that nobody here can write to, before hours of training.
+
+    Raises:
+        UserError: it is one.
+    """
+    if url.startswith("hf://"):
+        return
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(url.partition("://")[0] if "://" in url else "file")
+    except (ValueError, ImportError) as error:
+        raise UserError(f"upload.url={url}: {error}") from error
+
+
+def copy_to(folder: Path, upload: UploadConfig, retry: Retry | None = None) -> dict[str, str]:
+    """Copy all files of a folder to `upload.url`; what has arrived already is not sent again.
+
+    Returns:
+        `url`; on the Hub also `commit`, and `revision` and `tag` where they are asked for.
+
+    Raises:
+        UserError: it cannot be written, or the Hub has the tag for something else.
+    """
+    url, start = str(upload.url), time.monotonic()
+    send = _to_hub if url.startswith("hf://") else _to_files
+    try:
+        found = (retry or Retry()).call(lambda: send(folder, upload), url, "uploading the model")
+    except Exception as error:
+        raise explain(error, url, "uploading the model") from error
+    size = sum((folder / name).stat().st_size for name in _files(folder))
+    log.info("uploaded the model to %s (%.0f MB in %.1f s)", url, size / 1e6, time.monotonic() - start)
+    return {"url": url, **found}
+
+
+def move_tag(url: str, tag: str, commit: str) -> None:
+    """Let a tag on the Hub mean another commit.
+
+    Raises:
+        UserError: the Hub does not do it.
+    """
+
+    def move() -> None:
+        api, repo, _ = _hub(url)
+        if tag in _tags(api, repo):
+            api.delete_tag(repo, tag=tag)
+        api.create_tag(repo, tag=tag, revision=commit)
+
+    try:
+        Retry().call(move, url, f"setting the tag {tag}")
+    except Exception as error:
+        raise explain(error, url, f"setting the tag {tag}") from error
+
+
+def _files(folder: Path) -> list[str]:
+    """Return the files' names; whoever finds the configuration, which comes last, finds the weights as well."""
+    files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    shown = [file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts)]
+    return sorted(shown, key=lambda name: (name == "config.json", name))
+
+
+def _to_files(folder: Path, upload: UploadConfig) -> dict[str, str]:
+    import fsspec
+
+    system, root = fsspec.core.url_to_fs(reveal(upload.url))
+    root = root.rstrip("/")
+    system.invalidate_cache()
+    listed: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in system.cat_file(f"{root}/{SUMS}").decode(errors="replace").splitlines():
+            digest, _, name = line.partition("  ")
+            listed[name] = digest
+    sums = {name: hash_file(folder / name) for name in _files(folder)}
+
+    def arrived(name: str) -> bool:
+        if listed.get(name) != sums[name]:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return bool(system.info(f"{root}/{name}")["size"] == (folder / name).stat().st_size)
+        return False
+
+    def note(names: list[str]) -> None:
+        system.makedirs(root, exist_ok=True)
+        system.pipe_file(f"{root}/{SUMS}", "".join(f"{sums[name]}  {name}\n" for name in names).encode())
+
+    done = [name for name in sums if arrived(name)]
+    if len(done) < len(sums):
+        note(done)  # what is being written now may be half of something else
+    for name in sums:
+        if name not in done:
+            target = f"{root}/{name}"
+            system.makedirs(target.rpartition("/")[0], exist_ok=True)
+            system.put_file(str(folder / name), target)
+            note(done := [*done, name])
+    return {}
+
+
+def _hub(url: str) -> "tuple[HfApi, str, str]":
+    """Return the Hub's client, the repository, and the folder in it."""
+    from huggingface_hub import HfApi
+
+    user, name, *rest = url.removeprefix("hf://").strip("/").split("/")
+    be_patient(60.0)
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name=LIBRARY)
+    return api, f"{user}/{name}", "/".join(rest)
+
+
+def _tags(api: "HfApi", repo: str) -> dict[str, str]:
+    return {ref.name: ref.target_commit for ref in api.list_repo_refs(repo).tags}
+
+
+def _to_hub(folder: Path, upload: UploadConfig) -> dict[str, str]:
+    api, repo, inside = _hub(str(upload.url))
+    with contextlib.suppress(KeyError):  # another process made it at the same moment: the answer then lacks something
+        api.create_repo(repo, private=upload.private, exist_ok=True)
+    if upload.revision:
+        api.create_branch(repo, branch=upload.revision, exist_ok=True)
+    tagged = _tags(api, repo).get(upload.tag) if upload.tag else None
+    if tagged not in (None, api.repo_info(repo, revision=upload.revision).sha):
+        raise _taken(upload, str(tagged))  # before anything is sent
+    try:
+        commit = api.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            path_in_repo=inside or None,
+            revision=upload.revision,
+            commit_message="Upload the trained model",
+            allow_patterns=_files(folder),
+        ).oid
+    except RuntimeError as error:  # around what went wrong with a large file, of which it says nothing
+        raise error.__cause__ or error from None
+    found: dict[str, Any] = {"commit": commit, "revision": upload.revision, "tag": upload.tag}
+    if upload.tag and tagged is None:
+        api.create_tag(repo, tag=upload.tag, revision=commit)
+    elif upload.tag and tagged != commit:
+        raise _taken(upload, str(tagged))
+    return {name: value for name, value in found.items() if value}
+
+
+def _taken(upload: UploadConfig, commit: str) -> UserError:
+    return UserError(
+        f"upload.tag={upload.tag}: {upload.url} has this tag for another model (commit {commit[:12]}): choose another"
+    )

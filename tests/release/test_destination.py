@@ -1,0 +1,126 @@
+"""A model's folder goes where it is wanted; what has arrived is not sent again; a failure is one line."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skytune.checkpoint.retry import Retry
+from skytune.config import ConfigError, RunConfig, UploadConfig, UserError, from_dict
+from skytune.release.destination import check_address, copy_to, move_tag
+
+FAST = Retry(deadline_seconds=1, first_seconds=0.02, longest_seconds=0.1)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name not in (".hidden", "SHA256SUMS"))
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def on_hub(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if name != ".gitattributes"}
+
+
+def test_into_a_folder(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a" / "b"
+    assert copy_to(model, UploadConfig(url=f"file://{target}")) == {"url": f"file://{target}"}
+    assert contents(target) == contents(model) and len(contents(model)) == 4
+    lines = dict(line.split("  ")[::-1] for line in (target / "SHA256SUMS").read_text().splitlines())
+    assert lines == {name: hashlib.sha256(data).hexdigest() for name, data in contents(model).items()}
+    assert list(lines)[-1] == "config.json"
+
+
+def test_what_was_cut_short_goes_on(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that have arrived are not sent again, one that was half written is, also under another model's sums."""
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    put, sent = system.put_file, []
+
+    def breaking(source: str, target: str) -> None:
+        sent.append(target.rpartition("/mine/")[2])
+        if len(sent) == 3:
+            system.pipe_file(target, b"half")
+            raise PermissionError("the bucket's owner")
+        put(source, target)
+
+    monkeypatch.setattr(system, "put_file", breaking)
+    upload = UploadConfig(url="memory://models/mine")
+    with pytest.raises(UserError, match=r"^memory://models/mine: no permission for uploading the model: the bucket"):
+        copy_to(model, upload, FAST)
+    assert sent == ["README.md", "model.safetensors", "more/notes.txt"]
+    copy_to(model, upload, FAST)
+    assert sent[3:] == ["more/notes.txt", "config.json"]
+    copy_to(model, upload, FAST)
+    assert len(sent) == 5
+    (model / "model.safetensors").write_text("other weights".ljust((model / "model.safetensors").stat().st_size))
+    copy_to(model, upload, FAST)
+    assert sent[5:] == ["model.safetensors"]
+    found = {name: system.cat_file(f"/models/mine/{name}") for name in contents(model)}
+    assert found == contents(model)
+
+
+def test_to_the_hub(model: Path, hub: Any) -> None:
+    hub.failing = [503]  # once: it is tried again
+    done = copy_to(model, UploadConfig(url="hf://me/mine", private=False), FAST)
+    assert hub.visibility["me/mine"] in (False, "public")
+    assert on_hub(hub.files("me/mine")) == contents(model)
+    assert hub.messages("me/mine")[1:] == ["Upload the trained model"]
+    assert done == {"url": "hf://me/mine", "commit": hub.repos["me/mine"][-1][0]}
+    assert len(hub.sent) == 1
+    assert copy_to(model, UploadConfig(url="hf://me/mine"), FAST) == done, "nothing has changed: no commit"
+    assert len(hub.repos["me/mine"]) == 2
+    copy_to(model, UploadConfig(url="hf://me/other/folder"), FAST)
+    assert hub.visibility["me/other"] in (True, "private")
+    assert "folder/more/notes.txt" in hub.files("me/other")
+    assert len(hub.sent) == 1, "the Hub has the large file already"
+
+
+def test_a_branch_and_a_tag(model: Path, hub: Any) -> None:
+    first = copy_to(model, UploadConfig(url="hf://me/mine", revision="next", tag="v1"), FAST)
+    assert on_hub(hub.branches["me/mine", "next"][-1][2]) == contents(model)
+    assert not on_hub(hub.files("me/mine")), "main is as it was"
+    assert hub.tags["me/mine"] == {"v1": first["commit"]}
+    assert copy_to(model, UploadConfig(url="hf://me/mine", revision="next", tag="v1"), FAST) == first
+    (model / "config.json").write_text("{}")
+    second = copy_to(model, UploadConfig(url="hf://me/mine", revision="next"), FAST)
+    with pytest.raises(UserError, match=r"^upload\.tag=v1: hf://me/mine has this tag for another model \(commit"):
+        copy_to(model, UploadConfig(url="hf://me/mine", revision="next", tag="v1"), FAST)
+    assert hub.tags["me/mine"] == {"v1": first["commit"]}
+    move_tag("hf://me/mine", "production", first["commit"])
+    move_tag("hf://me/mine", "production", second["commit"])
+    assert hub.tags["me/mine"] == {"v1": first["commit"], "production": second["commit"]}
+
+
+def test_a_hub_that_does_not_take_it(model: Path, hub: Any) -> None:
+    hub.token = "Bearer another"
+    with pytest.raises(UserError, match=r"^hf://me/mine: the Hub does not accept the token: run `hf auth login`"):
+        copy_to(model, UploadConfig(url="hf://me/mine"), FAST)
+    hub.fault = lambda method, path: 503
+    with pytest.raises(UserError, match=r"^hf://me/mine: gave up on uploading the model after .* tries in"):
+        copy_to(model, UploadConfig(url="hf://me/mine"), FAST)
+
+
+def test_an_address_that_cannot_be() -> None:
+    with pytest.raises(UserError, match=r"^upload\.url=nowhere://x: .*nowhere"):
+        check_address("nowhere://x")
+
+
+@pytest.mark.parametrize(
+    ("upload", "told"),
+    [
+        ({"url": "hf://mine"}, r"^upload\.url=hf://mine: write hf://user/name"),
+        ({"tag": "v1"}, r"^upload\.tag has an effect only together with upload\.url"),
+        ({"url": "s3://a/b", "tag": "v1"}, r"^upload\.tag=v1: has an effect only with upload\.url=hf://"),
+        ({"url": "/tmp/a", "revision": "next"}, r"^upload\.revision=next: has an effect only with upload\.url=hf://"),
+        ({"url": "hf://a/b", "tag": "a b"}, r"^upload\.tag='a b': letters, digits and"),
+        ({"url": "hf://a/b", "tag": "a..b"}, r"^upload\.tag='a\.\.b': letters, digits and"),
+        ({"url": "hf://a/b", "revision": "-x"}, r"^upload\.revision='-x': letters, digits and"),
+        ({"url": "hf://a/b", "license": "MIT: all\nrights"}, r"^upload\.license=.*write it as the Hub does"),
+        ({"url": "hf://a/b", "language": ["english"]}, r"^upload\.language: 'english' is no code"),
+    ],
+)
+def test_what_cannot_be_is_refused(upload: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        from_dict(RunConfig, {"upload": upload})
