@@ -119,7 +119,7 @@ def test_a_template_of_ones_own(scored: Any, tmp_path: Path) -> None:
     model = JobDir(run.folder).model
     file.write_text("---\n{{ card_data }}\n---\n{% for name, values in scores %}{{ name }} {% endfor %}")
     card = ModelCard(write_card(run, model, UploadConfig(template=str(file))))
-    assert card.text.startswith("loss accuracy F1") and card.data.eval_results
+    assert card.text.startswith("accuracy F1") and card.data.eval_results
     for text, told in (("{% for %}", "cannot be used"), ("---\n- a\n---\n", "must begin with ---")):
         file.write_text(text)
         with pytest.raises(UserError, match=rf"^upload\.template=.*: {told}"):

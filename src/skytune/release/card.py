@@ -176,6 +176,7 @@ def _scores(scores: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     def value(name: str, found: Mapping[str, Any]) -> str:
         return _share(found["metrics"].get(name), found["n_rows"] if name == "accuracy" else None)
 
+    names.sort(key=lambda name: name == "loss")  # the last
     return [(escaped(titled(name)), [value(name, found) for found in scores.values()]) for name in names]
 
 

@@ -2,8 +2,9 @@
 
 import re
 
-SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!@:$^]|(?i:\bwww\b))")
-"""What GitHub's Markdown, or the Hub's with its formulas, reads as something else; an address becomes no link."""
+SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!@$^]|(?<!\d):(?!\s|$)|(?i:\bwww\b))")
+"""What GitHub's Markdown, or the Hub's with its formulas, reads as something else; an address becomes no link, `:+1:`
+no picture; the colons of a time stay."""
 
 
 def plain(text: object) -> str:

@@ -1,0 +1,80 @@
+"""Models published with their card by the real command: the card's own command gives the same weights."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from skytune.models import hash_file
+
+
+@pytest.fixture(scope="module")
+def checkout(new_checkout: Any) -> Any:
+    return new_checkout(warm=True)
+
+
+@pytest.fixture(scope="module")
+def published(checkout: Any, small: list[str]) -> tuple[Any, Path]:
+    """A training that publishes into a folder."""
+    target = checkout.home / "published"
+    return checkout.run(*small, f"upload.url={target}", "upload.license=mit"), target
+
+
+def run_folder(checkout: Any) -> Path:
+    (folder,) = (path for path in (checkout.home / "skytune" / "runs").iterdir() if (path / "job.json").is_file())
+    return folder
+
+
+def test_a_training_publishes_at_its_end(checkout: Any, published: tuple[Any, Path]) -> None:
+    done, target = published
+    assert done.code == 0, done.err
+    assert re.search(rf"published +{target}\n", done.out), done.out
+    card = ModelCard.load(target / "README.md")
+    scores = json.loads((target / "test_results.json").read_text())
+    told = {r.metric_type: r.metric_value for r in card.data.eval_results if r.dataset_split == "test"}
+    assert told == scores["metrics"] and card.data.license == "mit"
+    assert hash_file(target / "model.safetensors") in card.text
+    assert checkout.statuses()["publish_model"] == "completed"
+
+
+def test_the_cards_command_gives_the_same_weights(checkout: Any, published: tuple[Any, Path], tmp_path: Path) -> None:
+    """In another home, where nothing is known of the run."""
+    _, target = published
+    card = ModelCard.load(target / "README.md")
+    (command,) = re.findall(r"```\n(python .*)\n```", card.text)
+    assert "upload" not in command
+    words = shlex.split(command)
+    homes = {"SKYTUNE_HOME": str(tmp_path / "home"), "ZENML_CONFIG_PATH": str(tmp_path / "zenml")}
+    done = checkout.python(str(checkout.source / words[1]), *words[2:], **homes)
+    assert done.code == 0, done.err
+    (weights,) = (tmp_path / "home" / "runs").glob("*/outputs/model/model.safetensors")
+    assert f"model.safetensors: SHA-256 `{hash_file(weights)}`" in card.text
+
+
+def test_published_later_where_the_place_was_away(checkout: Any, published: tuple[Any, Path], small: list[str]) -> None:
+    """The training stays done, says so by 76, and gives the command that publishes later."""
+    wall = checkout.home / "wall"
+    wall.write_text("a file")
+    done = checkout.run(*small, f"upload.url={wall}/models")
+    assert done.code == 76 and "MODEL NOT PUBLISHED" in done.out, done.out + done.err
+    (later,) = re.findall(r"trained, but not everything could be saved:.*`(python .*)` does it later", done.err)
+    wall.unlink()
+    again = checkout.run(*shlex.split(later)[2:])
+    assert again.code == 0 and f"published: {wall}/models" in again.out, again.err
+    assert (wall / "models" / "model.safetensors").is_file()
+    assert checkout.statuses() == {"publish_model": "completed"}
+
+
+def test_what_cannot_be_published_is_one_line(checkout: Any, published: Any, tiny_classifier: Path) -> None:
+    for words, told in (
+        (["pipeline=publish"], "pipeline=publish needs checkpoint=PATH (a run's outputs/model) and upload.url=PLACE"),
+        ([f"checkpoint={tiny_classifier}", "pipeline=publish", "upload.url=/x"], "does not lie in the folder of a run"),
+        (["pipeline=publish", "checkpoint=/nowhere", "upload.url=/x"], "checkpoint=/nowhere"),
+        (["upload.url=gopher://x"], "upload.url=gopher://x: "),
+    ):
+        done = checkout.run(*words)
+        assert done.code == 1 and done.err.startswith("error: ") and told in done.err and done.err.count("\n") == 1
