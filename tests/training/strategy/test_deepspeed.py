@@ -21,6 +21,10 @@ def test_zero_takes_the_steps_of_one_process(
     trained: TrainResult, losses: Callable[[Any], list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    # A process that was killed while it compiled DeepSpeed's kernels has left this.
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    (tmp_path / "extensions" / "deepspeed_shm_comm").mkdir(parents=True)
+    (tmp_path / "extensions" / "deepspeed_shm_comm" / "lock").touch()
     kept = {"store": str(tmp_path / "store"), "every_steps": 10, "keep": 9, "select": "last"}
     plain: dict[str, Any] = {"callbacks": {}, "batch": {"micro_size": 3}}
     zero = {f"zero{stage}": {"strategy": {"name": f"zero{stage}"}, "checkpoint": kept, **plain} for stage in (1, 2, 3)}

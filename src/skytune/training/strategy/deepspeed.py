@@ -75,9 +75,13 @@ class DeepSpeed(Strategy):
         return self.module
 
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+        import deepspeed.ops
         from accelerate import Accelerator, DeepSpeedPlugin
         from accelerate.state import AcceleratorState
 
+        # Compiled at the first start on CPUs, for inference alone; a process that is killed meanwhile leaves a lock
+        # file behind (torch.utils.file_baton) for which all later ones would wait for ever.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         # The worker joined its peers without a plugin; the plugin takes over the same processes.
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(
