@@ -43,7 +43,10 @@ RETIRED = {
     "Told": "StopRequested",
     "Trained": "TrainResult",
     "World": "DistContext",
+    "bring_together": "gather_full_state",
+    "own_files": "private_state_files",
     "place_to_resume": "parse_resume_path",
+    "tell_memory": "memory_line",
     "whole_config": "run_config",
     "worn_out": "retries_exhausted",
 }

@@ -128,11 +128,11 @@ class JobDir:
         """Whether `job.json` says the same as `job` (which may have been asked for from elsewhere)."""
         elsewhere: dict[str, Any] = {"paths": [], "origin": {}}
         return bool(
-            {**read_json(self.look()), **elsewhere}
+            {**read_json(self.existing()), **elsewhere}
             == json.loads(json.dumps({**to_dict(job), **elsewhere, "schema": SCHEMA}))
         )
 
-    def look(self) -> Path:
+    def existing(self) -> Path:
         """Return the path of `job.json`.
 
         Raises:
@@ -154,7 +154,7 @@ class JobDir:
         return self._job
 
     def _read(self) -> Job:
-        path = self.look()
+        path = self.existing()
         try:
             values = load_json(path.read_bytes(), dict)
             schema = values.pop("schema", None)

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from skytune.checkpoint.async_writer import Failed, Saved, Writer
+from skytune.checkpoint.async_writer import SaveFailed, SaveSucceeded, Writer
 from skytune.checkpoint.retry import Retry
 from skytune.checkpoint.shards import load_document, load_tensors
 from skytune.checkpoint.store import Store
@@ -42,7 +42,7 @@ def test_what_was_submitted_comes_back_although_it_changed_meanwhile(store, gate
     tensors["embedding"].fill_(9)
     gate.set()
     (saved,) = writer.close(timeout=600)
-    assert isinstance(saved, Saved) and saved.step == 3 and saved.stall_seconds == stall <= saved.seconds
+    assert isinstance(saved, SaveSucceeded) and saved.step == 3 and saved.stall_seconds == stall <= saved.seconds
     found = store.newest()
     assert found.manifest.state == {"loss": 0.5} and found.manifest.decisive == {"seed": 7}
     assert found.manifest.world_size == 2 and saved.bytes == found.manifest.bytes
@@ -61,7 +61,7 @@ def test_rotation_and_events(store):
     events = writer.poll()
     assert [event.step for event in events] == [1, 2, 3, 4] and events[-1].rotated == (2,)
     assert store.steps() == [1, 3, 4] and writer.poll() == []
-    assert isinstance(writer.last, Saved)
+    assert isinstance(writer.last, SaveSucceeded)
 
 
 def test_a_second_save_waits_for_the_first_one(store, gate):
@@ -79,7 +79,7 @@ def test_a_second_save_is_skipped_where_the_loop_must_not_wait(store, gate):
     writer.submit(1, {"model": weights(1)}, {})
     assert writer.submit(2, {"model": weights(2)}, {}) >= 2
     (skipped,) = writer.poll()
-    assert isinstance(skipped, Failed) and skipped.skipped and skipped.step == 2
+    assert isinstance(skipped, SaveFailed) and skipped.skipped and skipped.step == 2
     assert skipped.message.startswith("skipped: the save of step 1 is still running after 2 s")
     stalls = [writer.submit(step, {"model": weights(step)}, {}) for step in (3, 4)]
     assert max(stalls) < 2, "one save that hangs holds training up once, not once a save"
@@ -101,10 +101,10 @@ def test_failures_are_told_and_the_next_save_is_tried(store, monkeypatch):
         away.setattr(store.backend, "commit", refuse)
         writer.submit(2, {"model": weights(2)}, {}, wait=True)
     events = writer.poll()
-    assert isinstance(events[1], Failed) and "gave up on finishing step-00000002" in events[1].message
+    assert isinstance(events[1], SaveFailed) and "gave up on finishing step-00000002" in events[1].message
     assert writer.last is events[1] and store.newest().manifest.step == 1
     writer.submit(3, {"model": weights(3)}, {}, wait=True)
-    assert isinstance(writer.last, Saved) and store.newest().manifest.step == 3
+    assert isinstance(writer.last, SaveSucceeded) and store.newest().manifest.step == 3
 
 
 def test_a_rotation_that_fails_is_a_warning(store, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_rotation_that_fails_is_a_warning(store, monkeypatch):
 
     monkeypatch.setattr(store.backend, "remove", refuse)
     writer.submit(2, {"model": weights(2)}, {}, wait=True)
-    assert isinstance(writer.last, Saved) and "no permission for deleting step-00000001" in writer.last.warning
+    assert isinstance(writer.last, SaveSucceeded) and "no permission for deleting step-00000001" in writer.last.warning
 
 
 def test_closing_does_not_wait_forever(store, gate):
@@ -124,7 +124,7 @@ def test_closing_does_not_wait_forever(store, gate):
     writer.submit(1, {"model": weights(1)}, {})
     start = time.monotonic()
     (failed,) = writer.close(timeout=0.2)
-    assert time.monotonic() - start < 300 and isinstance(failed, Failed) and "not finished after" in failed.message
+    assert time.monotonic() - start < 300 and isinstance(failed, SaveFailed) and "not finished after" in failed.message
 
 
 def test_who_lost_the_lease_does_not_write(store):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from skytune.checkpoint.async_writer import Failed, Saved
+from skytune.checkpoint.async_writer import SaveFailed, SaveSucceeded
 from skytune.checkpoint.optimizer_state import flatten_optimizer, join_states, restore_optimizer, state_names
 from skytune.checkpoint.sharded_writer import Board, ShardWriter
 from skytune.checkpoint.shards import (
@@ -138,8 +138,8 @@ def test_all_processes_make_one_checkpoint(tmp_path: Path) -> None:
     for writer, half in zip(both, halves, strict=True):
         submit(writer, half)
     (first,), (second,) = [writer.close(timeout=600) for writer in both]
-    assert isinstance(first, Saved), first
-    assert isinstance(second, Saved), second
+    assert isinstance(first, SaveSucceeded), first
+    assert isinstance(second, SaveSucceeded), second
     found = Store.open(str(tmp_path), "run").get(5)
     assert found.manifest.world_size == 2
     assert torch.equal(load_tensors(found, "model")["w"], torch.arange(3.0))
@@ -161,7 +161,7 @@ def test_an_optimizer_without_tensors_comes_back_as_one(tmp_path: Path) -> None:
     both = writers(tmp_path, Memory())
     for writer in both:
         submit(writer, flatten_optimizer(optimizer))
-    assert [type(writer.close(timeout=600)[0]) for writer in both] == [Saved, Saved]
+    assert [type(writer.close(timeout=600)[0]) for writer in both] == [SaveSucceeded, SaveSucceeded]
     found = Store.open(str(tmp_path), "run").get(5)
     index = json.loads(found.files["shards.json"].read_text())
     assert index["optimizer"] == {}
@@ -175,7 +175,7 @@ def test_a_silent_process_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     both = writers(tmp_path, Memory(), patience=0.2)
     submit(both[0], parts()[0])
     (event,) = both[0].close(timeout=600)
-    assert isinstance(event, Failed)
+    assert isinstance(event, SaveFailed)
     assert "process 1 did not write its part within" in event.message
     assert Store.open(str(tmp_path), "run").newest() is None
 
@@ -186,7 +186,7 @@ def test_a_process_that_fails_tells_the_others(tmp_path: Path, monkeypatch: pyte
     submit(both[1], halves[1])
     submit(both[0], halves[0])
     events = [writer.close(timeout=600)[0] for writer in both]
-    assert [type(event) for event in events] == [Failed, Failed]
+    assert [type(event) for event in events] == [SaveFailed, SaveFailed]
     assert "process 1 could not write its part: the disk is full" in events[0].message
     assert Store.open(str(tmp_path), "run").newest() is None
 
@@ -197,7 +197,7 @@ def test_states_that_nobody_wrote_are_noticed(tmp_path: Path) -> None:
     for writer, half in zip(both, halves, strict=True):
         submit(writer, half)
     events = [writer.close(timeout=600)[0] for writer in both]
-    assert isinstance(events[0], Failed)
+    assert isinstance(events[0], SaveFailed)
     assert "no process wrote AdamW.state.1" in events[0].message
 
 

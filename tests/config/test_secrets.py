@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from skytune.config import ConfigError, RunConfig, from_dict, to_dict
 from skytune.config.scrubbing import guard_logs, scrub, scrubbed
-from skytune.config.secrets import check_secret_names, hide, looks_secret, named, reveal
+from skytune.config.secrets import check_secret_names, looks_secret, mask_secrets, named, resolve_secrets
 from skytune.config.targets import instantiate, split_spec
 
 TOKEN = "hf_canaryCanary0123456789"
@@ -88,7 +88,7 @@ def test_no_key_of_the_configuration_is_taken_for_a_secret() -> None:
 
 
 def hidden(extra: dict[str, Any]) -> dict[str, Any]:
-    return hide(from_dict(RunConfig, {"extra": extra})).extra
+    return mask_secrets(from_dict(RunConfig, {"extra": extra})).extra
 
 
 def test_what_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_what_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
         "git": "ssh://git@host/x",
         "callbacks": {"auth": {"_target_": "a.B", "password": "<env:SHORT_TOKEN>"}},
     }
-    assert reveal(found) == values and set(named(found)) == {"HF_TOKEN", "SHORT_TOKEN", "DB_PASSWORD"}
+    assert resolve_secrets(found) == values and set(named(found)) == {"HF_TOKEN", "SHORT_TOKEN", "DB_PASSWORD"}
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_named_in_a_command_and_known_where_it_is_used(
     config = compose(*words, "+callbacks.mine={_target_: builtins.dict, password: '${oc.env:MY_TOKEN}', size: 2}")
     text = json.dumps(to_dict(config))
     assert TOKEN not in text
-    assert hide(config) == config
-    assert reveal(config.extra) == {"api_token": TOKEN}
+    assert mask_secrets(config) == config
+    assert resolve_secrets(config.extra) == {"api_token": TOKEN}
     assert split_spec(config.callbacks["mine"]) == ("builtins.dict", {"password": TOKEN, "size": 2})
     assert instantiate("builtins.dict", {"key": config.extra["api_token"]}) == {"key": TOKEN}
     monkeypatch.delenv("MY_TOKEN")
     with pytest.raises(ConfigError, match=r"MY_TOKEN: this variable, .* is not set: export MY_TOKEN="):
-        reveal(config.extra)
+        resolve_secrets(config.extra)
 
 
 def test_a_file_from_elsewhere_gets_none(compose: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_secret_decides_no_run_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for token in ("one", "two"):
         monkeypatch.setenv("MY_TOKEN", token)
-        keys.add(run_key(hide(from_dict(RunConfig, {"extra": {"api_token": token}})), {}))
+        keys.add(run_key(mask_secrets(from_dict(RunConfig, {"extra": {"api_token": token}})), {}))
     assert len(keys) == 1
 
 
@@ -244,13 +244,13 @@ def test_hidden_and_revealed_gives_the_same_or_is_refused(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     try:
-        config = hide(from_dict(RunConfig, {"extra": extra}))
+        config = mask_secrets(from_dict(RunConfig, {"extra": extra}))
     except ConfigError as error:
         assert "was typed" in str(error) and TOKEN not in str(error)
         return
-    assert reveal(config.extra) == extra
+    assert resolve_secrets(config.extra) == extra
     assert TOKEN not in json.dumps(to_dict(config))
-    assert hide(config) == config
+    assert mask_secrets(config) == config
 
 
 @pytest.mark.parametrize(

@@ -96,13 +96,13 @@ def test_looking_for_a_package_does_not_import_it() -> None:
 
 
 def test_trackers_decide_nothing() -> None:
-    from skytune.launch.run_dir import decisive, run_key
+    from skytune.launch.run_dir import identity_config, run_key
 
     plain = RunConfig()
     other = from_dict(
         RunConfig, {"tracker": {"names": ["wandb"], "dir": "/x", "wandb": {"mode": "offline", "args": {"tags": ["a"]}}}}
     )
-    assert decisive(plain) == decisive(other) and run_key(plain, {}) == run_key(other, {})
+    assert identity_config(plain) == identity_config(other) and run_key(plain, {}) == run_key(other, {})
     assert from_dict(RunConfig, to_dict(other)) == other
 
 

@@ -11,7 +11,7 @@ import pytest
 from skytune.checkpoint.run_card import Recipe, write_recipe
 from skytune.checkpoint.store import Store
 from skytune.config import RunConfig, UserError, from_dict, to_dict
-from skytune.launch.resume_from_store import Continued, find
+from skytune.launch.resume_from_store import Continued, find_stored_run
 from skytune.launch.run_dir import RunFolder
 
 VALUES: dict[str, Any] = {
@@ -49,7 +49,7 @@ def on_top(found: Continued, **groups: Any) -> RunConfig:
 
 def test_the_run_goes_on_in_the_store_that_was_named(stored: Any) -> None:
     place = stored()
-    found = find(place)
+    found = find_stored_run(place)
     assert found is not None
     config = found.adopt(on_top(found))
     assert config.resume == f"{place}/mine-0123456789ab" and config.checkpoint.store == place
@@ -60,18 +60,18 @@ def test_the_run_goes_on_in_the_store_that_was_named(stored: Any) -> None:
 
 def test_a_step_may_be_named(stored: Any) -> None:
     place = f"{stored()}/mine-0123456789ab/step-00000020"
-    found = find(place)
+    found = find_stored_run(place)
     assert found is not None and found.adopt(on_top(found)).resume == place
 
 
 def test_the_run_folders_own_store_stays_the_run_folders(stored: Any) -> None:
     place = stored(folder=RunFolder("mine-0123456789ab").path / "checkpoints")
-    found = find(place)
+    found = find_stored_run(place)
     assert found is not None and found.adopt(on_top(found)).checkpoint.store is None
 
 
 def test_what_does_not_decide_may_be_changed(stored: Any) -> None:
-    found = find(stored())
+    found = find_stored_run(stored())
     assert found is not None
     secret = {"mine": {"_target_": "my.Hook", "api_token": "<env:MY_TOKEN>"}}
     config = on_top(
@@ -92,7 +92,7 @@ def test_what_does_not_decide_may_be_changed(stored: Any) -> None:
 )
 def test_what_decides_is_refused_in_one_line(stored: Any, groups: dict[str, Any], message: str) -> None:
     place = stored()
-    found = find(place)
+    found = find_stored_run(place)
     assert found is not None
     with pytest.raises(UserError) as caught:
         found.adopt(on_top(found, **groups))
@@ -101,7 +101,7 @@ def test_what_decides_is_refused_in_one_line(stored: Any, groups: dict[str, Any]
 
 def test_a_run_without_a_checkpoint(stored: Any) -> None:
     place = stored(step=None)
-    found = find(place)
+    found = find_stored_run(place)
     assert found is not None and found.adopt(on_top(found)).resume == "auto"
     (Path(place) / "mine-0123456789ab" / "finished.json").write_text("{}")
     with pytest.raises(UserError, match=r"the run mine-0123456789ab is finished, and its checkpoints are gone$"):
@@ -110,16 +110,16 @@ def test_a_run_without_a_checkpoint(stored: Any) -> None:
 
 def test_what_cannot_be_found_or_used_is_named(stored: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds 0 runs \(none\)$"):
-        find(str(tmp_path / "nothing"))
+        find_stored_run(str(tmp_path / "nothing"))
     place = stored()
     stored("other-0123456789ab")
     with pytest.raises(UserError, match=r"holds 2 runs \(mine-0123456789ab, other-0123456789ab\)"):
-        find(place)
+        find_stored_run(place)
     file = Path(place) / "mine-0123456789ab" / "run.json"
     values = json.loads(file.read_text())
     values["config"]["wings"] = 2
     file.write_text(json.dumps(values))
     with pytest.raises(UserError, match=r"written by version 9\) does not fit this version: unknown key 'wings'"):
-        find(f"{place}/mine-0123456789ab")
+        find_stored_run(f"{place}/mine-0123456789ab")
     file.unlink()
-    assert find(f"{place}/mine-0123456789ab") is None  # as in stores that an older version wrote
+    assert find_stored_run(f"{place}/mine-0123456789ab") is None  # as in stores that an older version wrote

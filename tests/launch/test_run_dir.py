@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from skytune.config import RunConfig, UserError, from_dict, to_dict
-from skytune.launch import RunFolder, decisive, run_key
+from skytune.launch import RunFolder, identity_config, run_key
 from skytune.launch import run_job as jobs
 from skytune.launch.run_dir import slug
 
@@ -163,7 +163,7 @@ def test_together_as_alone(kept: set[str], key: str) -> None:
 
 
 def test_the_reference_batch_decides_where_the_rate_follows_the_batch() -> None:
-    assert "scale_lr" not in decisive(changed())["schedule"], "keys of runs from before it stay what they were"
+    assert "scale_lr" not in identity_config(changed())["schedule"], "keys of runs from before it stay what they were"
     assert run_key(changed(**{"schedule.scale_reference": 8}), PRINTS) == run_key(changed(), PRINTS)
     keys = {run_key(changed(**{"schedule.scale_lr": "linear", "schedule.scale_reference": n}), PRINTS) for n in (8, 16)}
     assert len(keys) == 2
@@ -277,7 +277,7 @@ def logged() -> Iterator[list[str]]:
 def announce(prints: dict[str, str] | None = None, **values: Any) -> str:
     config, prints = changed(**values), prints or PRINTS
     key = run_key(config, prints)
-    jobs._say_what_changed(key, config, prints)
+    jobs._log_changes(key, config, prints)
     return key
 
 
@@ -386,4 +386,4 @@ def test_the_result_of_another_command_is_not_taken(run_job: Any) -> None:
 def test_decisive_is_plain() -> None:
     import json
 
-    json.dumps(decisive(RunConfig()))
+    json.dumps(identity_config(RunConfig()))

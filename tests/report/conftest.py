@@ -8,7 +8,7 @@ import pytest
 
 from skytune.config import METRICS, RunConfig, TaskConfig, to_dict
 from skytune.data.batches import Ragged
-from skytune.tasks import Scoring, find
+from skytune.tasks import Scoring, find_task
 
 TEXTS = (
     "a gripping, tidy little thriller that never overstays its welcome",
@@ -37,7 +37,7 @@ def make_evaluation(rows: int = 853, classes: int = 2, texts: bool = True, seed:
 def scored(
     logits: np.ndarray, labels: np.ndarray, names: list[str], metrics: list[str], lines: list[str] | None = None
 ) -> dict[str, Any]:
-    task = find(TaskConfig(name="text-classification"))
+    task = find_task(TaskConfig(name="text-classification"))
     shown = lines or [f"row {row}" for row in range(len(labels))]
     return task.score(Ragged.of(logits), labels, Scoring(names=names, metrics=metrics, shown=shown)).as_dict()
 

@@ -10,13 +10,13 @@ import pytest
 from skytune.config import METRICS, RunConfig, TaskConfig, from_dict, to_dict
 from skytune.data.batches import Ragged
 from skytune.report.learned import nothing_learned
-from skytune.tasks import Scoring, find
+from skytune.tasks import Scoring, find_task
 
 
 def warning(logits: Any, labels: Any, losses: list[float] = [0.5], steps: int = 1000, **config: Any) -> str:  # noqa: B006
     names = [f"c{n}" for n in range(logits.shape[1])]
     scoring = Scoring(names=names, metrics=list(METRICS), shown=[f"row {row}" for row in range(len(labels))])
-    task = find(TaskConfig(name="text-classification"))
+    task = find_task(TaskConfig(name="text-classification"))
     found = task.score(Ragged.of(np.asarray(logits, dtype="float32")), np.asarray(labels), scoring).as_dict()
     history = [{"kind": "validation", "metrics": {"loss": loss}} for loss in losses]
     values = {"schedule": {"warmup_ratio": 0.1}, **config}

@@ -15,7 +15,7 @@ import pytest
 from skytune.config import TaskConfig
 from skytune.data.batches import Ragged
 from skytune.report import build_report
-from skytune.tasks import Scoring, find
+from skytune.tasks import Scoring, find_task
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -67,7 +67,7 @@ def scores(classes: int, rows: int) -> dict[str, Any]:
 def scored(logits: Any, labels: Any, names: list[str], metrics: list[str], lines: Any = None) -> dict[str, Any]:
     shown = lines or [f"row {row}" for row in range(len(labels))]
     scoring = Scoring(names=names, metrics=metrics, shown=shown)
-    return find(TaskConfig(name="text-classification")).score(Ragged.of(logits), labels, scoring).as_dict()
+    return find_task(TaskConfig(name="text-classification")).score(Ragged.of(logits), labels, scoring).as_dict()
 
 
 def test_a_whole_run(run: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skytune.config import Sampler, UserError
-from skytune.search.proposer import Proposer, StopRequested, check_sampler, importances, write_journal
+from skytune.search.proposer import Proposer, TrialScore, check_sampler, importances, write_journal
 from skytune.search.space import Setting, Space, space_of
 
 
@@ -25,7 +25,7 @@ def drawn(
     """Return settings as a search draws them; those that are known stand in the table already."""
     asking, found = proposer(space, sampler), []
     for index in range(count):
-        asking.tell([StopRequested(setting, score(setting)) for setting in found[: max(0, index - lag + 1)]])
+        asking.tell([TrialScore(setting, score(setting)) for setting in found[: max(0, index - lag + 1)]])
         setting = asking.propose(found)
         if known and index < len(known):
             if setting != known[index]:
@@ -64,7 +64,7 @@ def test_a_space_of_few_settings_ends(design: Any) -> None:
 
 def test_what_matters_is_told_apart(design: Any) -> None:
     space = space_of(design(trials=20))
-    told = [StopRequested(setting, setting["model.dropout"]) for setting in drawn(space, Sampler.random, 20)]
+    told = [TrialScore(setting, setting["model.dropout"]) for setting in drawn(space, Sampler.random, 20)]
     shares = importances(space, told, maximize=False)
     assert shares["model.dropout"] > 0.8 and sum(shares.values()) == pytest.approx(1.0, abs=1e-4)
     assert importances(space, told[:2], maximize=False) == {}

@@ -10,7 +10,7 @@ import pytest
 from skytune.config import ConfigError, DataConfig, ModelConfig, RunConfig, TaskConfig, UserError, from_dict
 from skytune.config.trust import approve
 from skytune.models import SavedModel
-from skytune.tasks import TASKS, Task, choosing, find, of_saved, resolved
+from skytune.tasks import TASKS, Task, choosing, find_task, of_saved, resolved
 
 FEATURES: dict[str, Any] = {
     "text-classification": datasets.ClassLabel(names=["a", "b"]),
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_told_in_one_line() -> None:
     with pytest.raises(ConfigError, match="task=auto: no task learns from labels of the type"):
         resolved(RunConfig(), {"labels": datasets.Value("string")})
     with pytest.raises(ConfigError, match=r"task.name=ner: no such task; there are: auto, text-classification"):
-        find(TaskConfig(name="ner"))
+        find_task(TaskConfig(name="ner"))
 
 
 def test_the_first_metric_that_is_asked_for_decides_where_the_main_one_is_not() -> None:
@@ -110,14 +110,14 @@ def test_the_first_metric_that_is_asked_for_decides_where_the_main_one_is_not() 
 
 
 def test_a_task_of_ones_own(own: str) -> None:
-    assert find(TaskConfig(_target_=f"{own}.OWN_TASK")) is OWN_TASK
-    assert find(TaskConfig(_target_=f"{own}.own_task", args={"name": "other"})).name == "other"
+    assert find_task(TaskConfig(_target_=f"{own}.OWN_TASK")) is OWN_TASK
+    assert find_task(TaskConfig(_target_=f"{own}.own_task", args={"name": "other"})).name == "other"
     with pytest.raises(ConfigError, match=r"task._target_=my_task.FEATURES: is not callable"):
-        find(TaskConfig(_target_=f"{own}.FEATURES"))
+        find_task(TaskConfig(_target_=f"{own}.FEATURES"))
     config = resolved(
         from_dict(RunConfig, {"task": {"_target_": f"{own}.OWN_TASK"}}), {"labels": FEATURES["text-classification"]}
     )
-    assert find(config.task) is OWN_TASK
+    assert find_task(config.task) is OWN_TASK
 
 
 def test_a_file_alone_has_no_task_called(own: str) -> None:

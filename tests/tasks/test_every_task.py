@@ -15,7 +15,7 @@ from language_models import llama_folder
 
 from skytune.config import DataConfig, ModelConfig, RunConfig, TaskConfig, UserError, from_dict
 from skytune.data import prepare
-from skytune.tasks import Scoring, find
+from skytune.tasks import Scoring, find_task
 from skytune.training.outputs import load_predictions, read_predictions
 
 MOODS = {"good": 1, "fine": 1, "nice": 1, "bad": -1, "poor": -1, "dull": -1}
@@ -128,7 +128,7 @@ def lay(
         for key, value in groups.items():
             values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
         config = from_dict(RunConfig, values)
-        found = prepare(config.data, config.model, 1, {}, None, find(config.task))
+        found = prepare(config.data, config.model, 1, {}, None, find_task(config.task))
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("SKYTUNE_HOME", str(home / case / name))
             with pytest.raises(Laid):
@@ -217,7 +217,7 @@ def test_plain_transformers_predicts_the_same_and_each_row_once(calm: Any, case:
     import transformers
 
     job, found = calm(case)
-    task = find(TaskConfig(name=CASES[case][0]))
+    task = find_task(TaskConfig(name=CASES[case][0]))
     head = task.model(RunConfig(), found.labels, None)
     model = getattr(transformers, head.auto).from_pretrained(job / "outputs" / "model").eval()
     assert [model.config.id2label[n] for n in range(len(found.labels))] == found.labels
@@ -323,7 +323,7 @@ def test_thresholds_are_chosen_on_validation_and_go_with_the_model(lives: Any, l
     values = json.loads((job / "outputs" / "model" / "config.json").read_text())
     chosen = values["skytune_thresholds"]
     assert len(chosen) == len(found.labels) and result(job)["settings"] == {"skytune_thresholds": chosen}
-    task = find(TaskConfig(name="multi-label"))
+    task = find_task(TaskConfig(name="multi-label"))
     _, targets, collected = load_predictions(job / "outputs" / "predictions" / "validation.arrow")
     assert task.tune is not None
     assert task.tune(collected, targets, Scoring(names=found.labels)) == {"skytune_thresholds": chosen}
@@ -405,5 +405,5 @@ def test_bad_rows_are_named_in_one_line(what: str, tiny_model: Path, language_mo
     config = from_dict(DataConfig, {"source": "files", "train": str(file), **own})
     model = language_model if task == "sft" else tiny_model
     with pytest.raises(UserError, match=message) as refused:
-        prepare(config, ModelConfig(name=str(model)), 1, {}, None, find(TaskConfig(name=task)))
+        prepare(config, ModelConfig(name=str(model)), 1, {}, None, find_task(TaskConfig(name=task)))
     assert "\n" not in str(refused.value)

@@ -11,7 +11,7 @@ from sklearn import metrics as sk
 from skytune.config import ConfigError, LossConfig, RunConfig, TaskConfig, from_dict
 from skytune.data.batches import Ragged, TokenTable
 from skytune.launch import run_key
-from skytune.tasks import Scoring, find
+from skytune.tasks import Scoring, find_task
 from skytune.tasks.losses import class_loss
 from skytune.tasks.metrics import best_threshold
 
@@ -107,7 +107,7 @@ def test_no_threshold_has_a_better_f1(seed: int) -> None:
 
 
 def test_a_threshold_decides_between_two_classes() -> None:
-    task = find(TaskConfig(name="text-classification"))
+    task = find_task(TaskConfig(name="text-classification"))
     logits, labels = np.array([[0.0, 0.1], [0.0, 3.0], [0.0, -1.0]], np.float32), np.array([0, 1, 0])
     assert task.tune is not None
     settings = task.tune(Ragged.of(logits), labels, Scoring(names=["n", "y"]))
@@ -119,7 +119,7 @@ def test_a_threshold_decides_between_two_classes() -> None:
 
 
 def test_each_of_several_classes_has_its_own() -> None:
-    task = find(TaskConfig(name="multi-label"))
+    task = find_task(TaskConfig(name="multi-label"))
     assert task.tune is not None
     logits = np.array([[-1.0, 3.0], [-2.0, 2.0], [-3.0, 1.0]], np.float32)
     truth = np.array([[1, 1], [0, 0], [0, 0]], np.float32)

@@ -14,14 +14,14 @@ from sklearn import metrics as sk
 
 from skytune.config import TaskConfig, UserError
 from skytune.data.batches import IGNORED, Ragged
-from skytune.tasks import Scoring, find
+from skytune.tasks import Scoring, find_task
 from skytune.tasks.metrics import packaged
 
 NAMES = ["O", "B-a", "I-a", "B-b", "I-b"]
 
 
 def scored(task: str, collected: Any, targets: Any, names: list[str], **more: Any) -> dict[str, Any]:
-    found = find(TaskConfig(name=task))
+    found = find_task(TaskConfig(name=task))
     return found.score(collected, targets, Scoring(names=names, metrics=list(found.metrics), **more)).metrics
 
 
@@ -60,7 +60,7 @@ def test_numbers_are_scaled_back_and_the_loss_is_of_scaled_ones() -> None:
 
     from skytune.models import Head
 
-    task = find(TaskConfig(name="regression"))
+    task = find_task(TaskConfig(name="regression"))
     scale = {"mean": [10.0], "std": [4.0]}
     head = Head(settings={"skytune_scale": scale})
     logits = torch.tensor([[0.5], [-1.0]])

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, RobertaTokenizerFast
 
 from skytune.config import DataConfig, ModelConfig, TaskConfig, from_dict
 from skytune.data import prepare
-from skytune.tasks import find
+from skytune.tasks import find_task
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_the_first_token_of_a_word_has_its_tag(byte_level: Path, tmp_path: Path)
     file.write_text("text\tlabel\n" + "".join(f"good unheard film {n}\tB-x O B-x O\n" for n in range(20)))
     config = from_dict(DataConfig, {"source": "files", "train": str(file), "drop_leaks": False})
     found = prepare(
-        config, ModelConfig(name=str(byte_level)), 1, {}, None, find(TaskConfig(name="token-classification"))
+        config, ModelConfig(name=str(byte_level)), 1, {}, None, find_task(TaskConfig(name="token-classification"))
     )
     row = found.train.with_format(None)[0]
     tokens = found.tokenizer.convert_ids_to_tokens(row["input_ids"])
@@ -56,6 +56,6 @@ def test_rows_with_words_beyond_the_limit_are_counted(tiny_model: Path, tmp_path
     file = tmp_path / "a.tsv"
     file.write_text("text\tlabel\n" + "".join(f"{'good ' * (n + 3)}film\t{'B-x ' * (n + 3)}O\n" for n in range(12)))
     values = {"source": "files", "train": str(file), "drop_leaks": False, "max_length": 8}
-    task = find(TaskConfig(name="token-classification"))
+    task = find_task(TaskConfig(name="token-classification"))
     found = prepare(from_dict(DataConfig, values), ModelConfig(name=str(tiny_model)), 1, {}, None, task)
     assert found.notes["truncated"] == 9  # 8 tokens are 6 words

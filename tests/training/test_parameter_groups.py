@@ -10,7 +10,7 @@ from tiny_architectures import ARCHITECTURES
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from skytune.config import ConfigError, OptimizerConfig, RunConfig, from_dict
-from skytune.launch.run_dir import decisive
+from skytune.launch.run_dir import identity_config
 from skytune.training.parameter_groups import Unfreezing, layer_depths, parameter_groups
 from skytune.training.schedule import build_optimizer, set_rate
 
@@ -140,13 +140,13 @@ def test_groups_are_checked_before_anything_runs(settings: dict[str, Any], messa
 
 
 def test_keys_of_runs_that_use_none_of_this_stay_what_they_were() -> None:
-    plain = decisive(RunConfig())
+    plain = identity_config(RunConfig())
     assert "on_nan" not in plain and plain["optimizer"].keys() == {
         *("name", "lr", "weight_decay", "betas", "eps", "momentum", "clip_norm", "_target_", "args")
     }
     assert not {"cycles", "unfreeze_epochs"} & plain["schedule"].keys()
     used = from_dict(RunConfig, {"optimizer": {"layer_decay": 0.9}, "on_nan": "skip"})
-    assert decisive(used)["optimizer"]["layer_decay"] == 0.9 and decisive(used)["on_nan"] == "skip"
+    assert identity_config(used)["optimizer"]["layer_decay"] == 0.9 and identity_config(used)["on_nan"] == "skip"
 
 
 def test_unfreezing_is_a_function_of_the_step() -> None:

@@ -57,7 +57,7 @@ def ensure(account: Account, names: Names, keep_days: int) -> Done:
         )
     whose = made_for(s3, names.bucket)
     if whose is None and names.bucket != names.own_bucket:
-        return Done("found", "bucket", f"s3://{names.bucket}", f"yours, left as it is: {look(account, names.bucket)}")
+        return Done("found", "bucket", f"s3://{names.bucket}", f"yours, left as it is: {read(account, names.bucket)}")
     if whose not in (None, names.stack):
         return Done("found", "bucket", f"s3://{names.bucket}", f"made for stack {whose}, left as it is")
     changes = _settle(s3, names, keep_days)
@@ -86,7 +86,7 @@ def region_of(account: Account, bucket: str) -> str | None:
         if code(error) in ("301", "PermanentRedirect", "400") and headers.get("x-amz-bucket-region"):
             return str(headers["x-amz-bucket-region"])
         if code(error) in REFUSED:
-            _tell_why(account, bucket)
+            _raise_reason(account, bucket)
             raise UserError(
                 f"bucket {bucket} is there, but account {account.id} may not use it: another account's? give another "
                 "--bucket"
@@ -96,7 +96,7 @@ def region_of(account: Account, bucket: str) -> str | None:
     return str(found.get("BucketRegion") or headers.get("x-amz-bucket-region") or account.region)
 
 
-def _tell_why(account: Account, bucket: str) -> None:
+def _raise_reason(account: Account, bucket: str) -> None:
     """Ask again in a way that S3 answers in words: to HEAD it says 403 for expired keys, too."""
     from botocore.exceptions import ClientError
 
@@ -112,7 +112,7 @@ def made_for(s3: Any, bucket: str) -> str | None:
     return owner(_ask(s3.get_bucket_tagging, bucket, "NoSuchTagSet").get("TagSet", []))
 
 
-def look(account: Account, bucket: str) -> str:
+def read(account: Account, bucket: str) -> str:
     """Return what somebody else's bucket is like, in words."""
     s3 = account.client("s3")
     found = []

@@ -114,7 +114,7 @@ def choose(machine: Mapping[str, Any], region: str, place: Path) -> Row:
     return found[0]
 
 
-def find(instance_type: str, region: str, place: Path) -> Row | None:
+def find_row(instance_type: str, region: str, place: Path) -> Row | None:
     """Return what the price list has of an instance type in a region; None if it is not sold there."""
     return next((row for row in rows(region, place) if row.instance_type == instance_type), None)
 

@@ -38,12 +38,12 @@ class MachineRequest:
         self.spot = bool(machine.get("use_spot"))
         self.cpus_of: dict[str, int] = {}
         self.instance_type = str(machine.get("instance_type") or self._choose())
-        self._look()
+        self._read_size()
 
     def _choose(self) -> str:
         return catalog.choose(self.machine, self.account.region, catalog.fetch()).instance_type
 
-    def _look(self) -> None:
+    def _read_size(self) -> None:
         """Ask EC2 for the instance type's size."""
         from botocore.exceptions import ClientError
 
@@ -217,5 +217,5 @@ def _full_price(account: Account, instance_type: str) -> tuple[float | None, str
     if found is not None:
         return found, ""
     # Not everybody may ask AWS for it; SkyPilot's list is a few hours old at most.
-    row = catalog.find(instance_type, account.region, catalog.fetch())
+    row = catalog.find_row(instance_type, account.region, catalog.fetch())
     return (None, "") if row is None or row.price == float("inf") else (row.price, " (SkyPilot's list)")

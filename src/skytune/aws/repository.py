@@ -26,7 +26,7 @@ RULES = {
 def ensure(account: Account, names: Names) -> Done:
     """Make the repository; one that is there stays as it is."""
     ecr = account.client("ecr")
-    found = look(account, names.repository)
+    found = read(account, names.repository)
     if found is None:
         found = ecr.create_repository(
             repositoryName=names.repository,
@@ -39,7 +39,7 @@ def ensure(account: Account, names: Names) -> Done:
     return Done("found", "repository", found["repositoryUri"], describe(account, names))
 
 
-def look(account: Account, name: str) -> dict[str, Any] | None:
+def read(account: Account, name: str) -> dict[str, Any] | None:
     """Return what ECR says of a repository; None if it has none of that name."""
     from botocore.exceptions import ClientError
 
@@ -71,7 +71,7 @@ def describe(account: Account, names: Names) -> str:
 
 def remove(account: Account, names: Names) -> Done:
     """Delete the repository and its images; one that was not made for this stack stays."""
-    ecr, found = account.client("ecr"), look(account, names.repository)
+    ecr, found = account.client("ecr"), read(account, names.repository)
     if found is None:
         return Done("absent", "repository", names.repository)
     if owner(ecr.list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"]) != names.stack:

@@ -67,7 +67,7 @@ def check_deletion(account: Account, names: Names, delete_data: bool) -> None:
             count, stored, whole = bucket.weight(account, names.bucket)
             if count:
                 held.append(f"s3://{names.bucket} holds {bucket.describe(count, stored, whole)}")
-        if repository.look(account, names.repository):
+        if repository.read(account, names.repository):
             images = repository.images(account, names.repository)
             if images:
                 held.append(f"{names.repository} holds {repository.describe(account, names)}")

@@ -34,7 +34,7 @@ Tensors = Mapping[str, Mapping[str, "torch.Tensor"]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SaveSucceeded:
     """A checkpoint that is complete."""
 
     step: int
@@ -54,7 +54,7 @@ class Saved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class SaveFailed:
     """A checkpoint that could not be written; what was there before is intact."""
 
     step: int
@@ -67,7 +67,7 @@ class Failed:
     """Another launch has taken the run over: this process saves no more."""
 
 
-Event = Saved | Failed
+Event = SaveSucceeded | SaveFailed
 
 
 @dataclass(kw_only=True)
@@ -109,7 +109,7 @@ class Writer:
         self.store, self.keep, self.max_wait, self.lease = store, keep, max_wait_seconds, lease
         self.common: dict[str, Any] = {"decisive": dict(decisive or {}), "world_size": world_size}
         self.last: Event | None = None
-        """What became of the save that ended last; a `Failed` here at the end means that the last save failed."""
+        """What became of the save that ended last; a `SaveFailed` here at the end means that the last save failed."""
         self._events: deque[Event] = deque()
         self._copies = Copies()
         self._current: _Save | None = None
@@ -183,7 +183,9 @@ class Writer:
         """Wait for the running save and return what is left to report; one that takes too long counts as failed."""
         if not self.wait(timeout) and self._current is not None:
             spent = time.perf_counter() - self._current.started
-            self._report(Failed(step=self._current.step, message=f"not finished after {spent:.0f} s", seconds=spent))
+            self._report(
+                SaveFailed(step=self._current.step, message=f"not finished after {spent:.0f} s", seconds=spent)
+            )
         return self.poll()
 
     def skip(self, step: int, started: float) -> float:
@@ -192,7 +194,7 @@ class Writer:
         if self._current is not None and not self._current.done.is_set():
             running = time.perf_counter() - self._current.started
             message = f"skipped: the save of step {self._current.step} is still running after {running:.0f} s"
-        self._report(Failed(step=step, message=message, seconds=spent, skipped=True))
+        self._report(SaveFailed(step=step, message=message, seconds=spent, skipped=True))
         return spent
 
     def ready(self, *, must: bool = False) -> bool:
@@ -229,7 +231,7 @@ class Writer:
                 log.exception("saving step %d", save.step)
             message = str(error) or type(error).__name__
             lost = self.lease is not None and self.lease.lost is not None
-            event = Failed(step=save.step, message=message, seconds=time.perf_counter() - save.started, lost=lost)
+            event = SaveFailed(step=save.step, message=message, seconds=time.perf_counter() - save.started, lost=lost)
         self._report(event)
         save.tensors.clear()
         save.done.set()
@@ -242,13 +244,13 @@ class Writer:
     def _rotate(self, save: _Save) -> list[int]:
         return rotate(self.store, self.keep, newest=save.step, best=save.best)
 
-    def _saved(self, save: _Save, manifest: Manifest) -> Saved:
+    def _saved(self, save: _Save, manifest: Manifest) -> SaveSucceeded:
         seconds, rotated, warning = time.perf_counter() - save.started, [], ""
         try:
             rotated = self._rotate(save)
         except UserError as error:
             warning = str(error)
-        return Saved(
+        return SaveSucceeded(
             step=save.step,
             location=f"{self.store.location}/{step_name(save.step)}",
             bytes=manifest.bytes,

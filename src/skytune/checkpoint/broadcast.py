@@ -101,11 +101,11 @@ def check_store_shared(world: "DistContext", store: Store, strategy: str) -> Non
 def _sent(world: "DistContext", store: Store, step: int, folder: Path, blind: bool, have: Callable[[], Found]) -> Found:
     files: dict[str, Path] = {}
 
-    def look() -> tuple[dict[str, int], str]:
+    def manifest_and_sizes() -> tuple[dict[str, int], str]:
         files.update(have().files)
         return {name: path.stat().st_size for name, path in files.items()}, _manifest(store, step)
 
-    sizes, text = main_does(world, look)
+    sizes, text = main_does(world, manifest_and_sizes)
     copy = Store.open(str(folder / "copy"), store.run_key)
     target = folder / "copy" / store.run_key / step_name(step)
     writes = blind and int(os.environ.get("LOCAL_RANK", "0")) == 0
@@ -145,7 +145,7 @@ def _read(store: Store, path: str) -> str:
 
 def _leave(store: Store, path: str) -> str:
     word = json.dumps(os.urandom(16).hex())
-    store.attempt(lambda: store.backend.write(path, word.encode()), "writing")
+    store.with_retry(lambda: store.backend.write(path, word.encode()), "writing")
     return word
 
 

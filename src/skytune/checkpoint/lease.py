@@ -100,7 +100,7 @@ class Lease:
         if self.lost is None and _clock() - self._renewed > self.owner.expiry_seconds:
             self.renew()  # this machine slept, or the store was away
         elif self.lost is None and look:
-            self._look(self.store)
+            self._poll(self.store)
         if self.lost is not None:
             raise UserError(
                 f"{self.store.location}: {self.lost} has taken over this run; this process no longer writes"
@@ -110,7 +110,7 @@ class Lease:
         """Give a sign of life; notice when another launch has taken over."""
         store = store or self.store
         for _ in range(3):
-            version = self._look(store)
+            version = self._poll(store)
             if self.lost is not None:
                 return
             fresh, begun = replace(self.owner, heartbeat=time.time()), _clock()
@@ -118,9 +118,9 @@ class Lease:
                 self.owner, self._renewed = fresh, begun
                 return
 
-    def _look(self, store: Store) -> Any:
+    def _poll(self, store: Store) -> Any:
         """Look who holds the lease; return the mark of its version."""
-        data, version = store.attempt(lambda: store.backend.read_version(self._path), "reading the lease")
+        data, version = store.with_retry(lambda: store.backend.read_version(self._path), "reading the lease")
         there = _parse(data)
         if data is None:  # nobody deletes a lease but who holds it: another launch came and went meanwhile
             self.lost = "a launch that has ended since"
@@ -134,10 +134,10 @@ class Lease:
         self._thread.join(timeout=5)
         store = self._quick
         try:
-            data, _ = store.attempt(lambda: store.backend.read_version(self._path), "reading the lease")
+            data, _ = store.with_retry(lambda: store.backend.read_version(self._path), "reading the lease")
             there = _parse(data)
             if there is not None and there.token == self.owner.token:
-                store.attempt(lambda: store.backend.delete(self._path), "releasing the lease")
+                store.with_retry(lambda: store.backend.delete(self._path), "releasing the lease")
         except UserError:
             pass  # it expires by itself
 
@@ -186,7 +186,7 @@ def acquire(
     deadline, announced, conflicts = time.monotonic() + wait_seconds, False, 0
     seen, since = b"", time.monotonic()
     while True:
-        data, version = store.attempt(lambda: backend.read_version(path), "reading the lease")
+        data, version = store.with_retry(lambda: backend.read_version(path), "reading the lease")
         there, now = _parse(data), time.monotonic()
         if data != seen:
             seen, since = data or b"", now
@@ -227,16 +227,16 @@ def _swap(store: Store, path: str, data: bytes, version: Any) -> bool | None:
     """Return True when written atomically, False when written without that promise, None when somebody was faster."""
     backend = store.backend
     try:
-        if not store.attempt(lambda: backend.swap(path, data, version), "taking the lease"):
+        if not store.with_retry(lambda: backend.swap(path, data, version), "taking the lease"):
             return None
     except UserError as error:
         if not any(http_status(cause) == 501 for cause in causes(error)):
             raise
-        store.attempt(lambda: backend.write(path, data), "taking the lease")  # the store has no conditional writes
+        store.with_retry(lambda: backend.write(path, data), "taking the lease")  # the store has no conditional writes
         return False
     # Some stores that speak S3 ignore the condition: then a second exclusive creation succeeds, too.
     asks = version is None and isinstance(backend, S3Backend)
-    return not (asks and store.attempt(lambda: backend.swap(path, data, None), "trying the lease"))
+    return not (asks and store.with_retry(lambda: backend.swap(path, data, None), "trying the lease"))
 
 
 def _dump(owner: Owner) -> bytes:

@@ -119,17 +119,17 @@ def choose(store: Store, wanted: str, decisive: Mapping[str, Any], cache: Path) 
 
 def is_finished(store: Store) -> bool:
     """Return whether the run came to its end."""
-    names = store.attempt(lambda: store.backend.names(store.run_key), "looking for a finished run")
+    names = store.with_retry(lambda: store.backend.names(store.run_key), "looking for a finished run")
     return FINISHED in names
 
 
 def mark_finished(store: Store) -> None:
     """Write down that the run came to its end."""
-    store.attempt(lambda: store.backend.write(f"{store.run_key}/{FINISHED}", b"{}"), f"writing {FINISHED}")
+    store.with_retry(lambda: store.backend.write(f"{store.run_key}/{FINISHED}", b"{}"), f"writing {FINISHED}")
 
 
 def _start_anew(store: Store) -> None:
-    store.attempt(lambda: store.backend.delete(f"{store.run_key}/{FINISHED}"), f"deleting {FINISHED}")
+    store.with_retry(lambda: store.backend.delete(f"{store.run_key}/{FINISHED}"), f"deleting {FINISHED}")
     store.clear()
 
 
@@ -137,7 +137,7 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     """Return what differs between two nested dicts, one `a.b: X there, Y here` a value, in the order of the keys."""
     own, other = flatten(json.loads(json.dumps(here))), flatten(there)
     return [
-        f"{key}: {_say(other, key)} there, {_say(own, key)} here"
+        f"{key}: {_shown(other, key)} there, {_shown(own, key)} here"
         for key in sorted(own.keys() | other.keys())
         if key not in own or key not in other or own[key] != other[key]
     ]
@@ -155,7 +155,7 @@ def check_identity(manifest: Manifest, decisive: Mapping[str, Any], where: str) 
         raise UserError(f"resume={where}: is of another run, {manifest.run_key}: {'; '.join(found[:3])}{more}")
 
 
-def _say(values: Mapping[str, Any], key: str) -> str:
+def _shown(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
         return "nothing"
     text = json.dumps(values[key], ensure_ascii=False)

@@ -71,7 +71,7 @@ def write_recipe(store: Store, recipe: Recipe, start: Mapping[str, bytes]) -> bo
     if _read(store, path) == data:
         return False
     content = {f"{store.run_key}/{START}/{name}": start[name] for name in files} | {path: data}
-    store.attempt(lambda: store.backend.write_all(content), f"writing {RUN_FILE}")
+    store.with_retry(lambda: store.backend.write_all(content), f"writing {RUN_FILE}")
     return True
 
 
@@ -119,7 +119,7 @@ def fetch_start(store: Store, recipe: Recipe, folder: Path) -> None:
 
 def _read(store: Store, path: str) -> bytes | None:
     try:
-        return store.attempt(lambda: store.backend.read(path), f"reading {path.rpartition('/')[2]}")
+        return store.with_retry(lambda: store.backend.read(path), f"reading {path.rpartition('/')[2]}")
     except FileNotFoundError:
         return None
 

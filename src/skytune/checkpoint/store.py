@@ -84,7 +84,7 @@ class Store:
         """Return the run's URL, for people."""
         return f"{self.backend.url.rstrip('/')}/{self.run_key}"
 
-    def attempt(self, function: Callable[[], T], what: str) -> T:
+    def with_retry(self, function: Callable[[], T], what: str) -> T:
         """Return `function()`, tried again while the store fails in ways that pass.
 
         Raises:
@@ -101,7 +101,7 @@ class Store:
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoint folders, valid or not, in numeric order."""
-        names = self.attempt(lambda: self.backend.names(self.run_key), "listing checkpoints")
+        names = self.with_retry(lambda: self.backend.names(self.run_key), "listing checkpoints")
         found = {manifests.parse_step(name) for name, size in names.items() if size is None}
         return sorted(step for step in found if step is not None)
 
@@ -114,14 +114,16 @@ class Store:
                 that lie in it already, whole, are not read from the store.
         """
         folder = self._folder(step)
-        sizes = self.attempt(lambda: self.backend.names(folder), f"listing {step_name(step)}")
+        sizes = self.with_retry(lambda: self.backend.names(folder), f"listing {step_name(step)}")
         if manifests.NAME not in sizes:
             # Where checkpoints appear by one rename, a folder without a manifest has lost it.
             unfinished = not isinstance(self.backend, LocalBackend)
             reason = "its save was not finished" if unfinished else f"{manifests.NAME} is missing"
             return Verdict(problems=(reason,), unfinished=unfinished)
         try:
-            data = self.attempt(lambda: self.backend.read(f"{folder}/{manifests.NAME}"), f"reading {step_name(step)}")
+            data = self.with_retry(
+                lambda: self.backend.read(f"{folder}/{manifests.NAME}"), f"reading {step_name(step)}"
+            )
             manifest = manifests.parse(data, run_key=self.run_key, step=step)
             for name in manifest.files:
                 self.backend.local(f"{folder}/{name}")
@@ -135,7 +137,7 @@ class Store:
             target = None if into is None or self.backend.local(path) else into / name
             if reuse and target and target.is_file() and (entry := hash_file(target)) == manifest.files[name]:
                 return entry
-            return self.attempt(lambda: hash_blocks(self.backend.blocks(path), target), f"reading {path}")
+            return self.with_retry(lambda: hash_blocks(self.backend.blocks(path), target), f"reading {path}")
 
         problems = manifests.verify(manifest, sizes.get, digest if content else None)
         if problems:
@@ -181,7 +183,7 @@ class Store:
     def completed(self) -> int | None:
         """Return the step that was completed last, None where none ever was."""
         try:
-            data = self.attempt(lambda: self.backend.read(f"{self.run_key}/{COMPLETED}"), f"reading {COMPLETED}")
+            data = self.with_retry(lambda: self.backend.read(f"{self.run_key}/{COMPLETED}"), f"reading {COMPLETED}")
             return int(load_json(data, dict)["step"])
         except FileNotFoundError:
             return None
@@ -209,20 +211,20 @@ class Store:
     def delete(self, step: int) -> None:
         """Delete one checkpoint; half of it never looks valid."""
         self.guard(False)
-        self.attempt(lambda: self.backend.remove(self._folder(step)), f"deleting {step_name(step)}")
+        self.with_retry(lambda: self.backend.remove(self._folder(step)), f"deleting {step_name(step)}")
 
     def clear(self) -> None:
         """Delete all checkpoints of the run, so that it starts at step 0."""
-        self.attempt(lambda: self.backend.delete(f"{self.run_key}/{COMPLETED}"), f"deleting {COMPLETED}")
+        self.with_retry(lambda: self.backend.delete(f"{self.run_key}/{COMPLETED}"), f"deleting {COMPLETED}")
         for step in self.steps():
             self.delete(step)
         self.sweep()
 
     def sweep(self) -> list[str]:
         """Delete what saves that were cut short left behind; only who holds the lease may. Returns the names."""
-        found = self.attempt(lambda: self.backend.leftovers(self.run_key), "looking for leftovers")
+        found = self.with_retry(lambda: self.backend.leftovers(self.run_key), "looking for leftovers")
         for path in found:
-            self.attempt(lambda path=path: self.backend.discard(path), "deleting leftovers")  # type: ignore[misc]
+            self.with_retry(lambda path=path: self.backend.discard(path), "deleting leftovers")  # type: ignore[misc]
         for step in self.steps():
             if self.check(step, content=False).unfinished:
                 self.delete(step)
@@ -237,7 +239,7 @@ class Store:
         """
         path = f"{self.run_key}/.probe-{uuid.uuid4().hex[:8]}"
         try:
-            self.attempt(lambda: self.backend.probe(path), "writing a probe")
+            self.with_retry(lambda: self.backend.probe(path), "writing a probe")
         except FileNotFoundError as error:
             raise explain(error, self.location, "writing a probe") from error
 
@@ -280,7 +282,7 @@ class Stage:
         self.there = there.manifest.files if there.manifest is not None and whole else {}
         self.changed = False
         name = token or f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.workspace = store.attempt(
+        self.workspace = store.with_retry(
             lambda: store.backend.workspace(self.folder, name), f"beginning {step_name(step)}"
         )
 
@@ -309,8 +311,8 @@ class Stage:
         store.guard(False)
         if not self.changed:
             self.changed = True
-            store.attempt(lambda: store.backend.unfinish(self.folder), what)
-        store.attempt(lambda: store.backend.put(self.folder, name, path), what)
+            store.with_retry(lambda: store.backend.unfinish(self.folder), what)
+        store.with_retry(lambda: store.backend.put(self.folder, name, path), what)
         return entry
 
     def commit(self, files: Mapping[str, FileEntry], **about: Any) -> Manifest:
@@ -321,9 +323,9 @@ class Stage:
         what = f"finishing {step_name(self.step)}"
         store.guard(True)
         if manifest.files == self.there:
-            store.attempt(lambda: backend.write(f"{self.folder}/{manifests.NAME}", data), what)
+            store.with_retry(lambda: backend.write(f"{self.folder}/{manifests.NAME}", data), what)
         else:
-            store.attempt(lambda: backend.commit(self.folder, self.workspace, data, done), what)
+            store.with_retry(lambda: backend.commit(self.folder, self.workspace, data, done), what)
         store.broken.discard(self.step)
         return manifest
 

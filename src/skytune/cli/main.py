@@ -143,7 +143,7 @@ def _main(argv: list[str], shown: ErrorDisplay) -> int:
     from ..config.compose import compose_run, parse_resume_path, search_to_take, to_yaml
 
     place = parse_resume_path(words) if "--help" not in options else None
-    found = _look_into(place) if place else None
+    found = _stored_run(place) if place else None
     base = found.base() if found else None
     if (search := search_to_take(words)) is not None:
         from ..search import taken
@@ -175,11 +175,11 @@ def _main(argv: list[str], shown: ErrorDisplay) -> int:
     return _run(config)
 
 
-def _look_into(place: str) -> "Continued | None":
+def _stored_run(place: str) -> "Continued | None":
     """Return the run that a path or URL means, with the configuration that lies there; None where none does."""
-    from ..launch.resume_from_store import find
+    from ..launch.resume_from_store import find_stored_run
 
-    return find(place)
+    return find_stored_run(place)
 
 
 def _options(words: list[str]) -> tuple[set[str], list[str], Path | None]:

@@ -22,7 +22,7 @@ from .cli_grammar import GLOBAL, SUGAR, empty, quoted, translate, verbatim
 from .errors import ConfigError
 from .help import field_type, in_dict, is_plain, presets, takes_group, wants_text, without_dots
 from .schema.run import RunConfig
-from .secrets import check_secret_names, hide, masked
+from .secrets import check_secret_names, mask_secrets, masked
 from .serialize import describe, to_dict
 from .targets import Configurable, import_plugins, registry
 from .trust import approve, flat, wishes
@@ -103,7 +103,7 @@ def compose_run(
     if "plugins" not in {override.key_or_group for override in parsed}:
         config.plugins = list(dict.fromkeys([*_plugins(parsed), *config.plugins]))
         import_plugins(config.plugins)  # those that a preset names: a mistake in them is told here, not by a worker
-    return hide(config)
+    return mask_secrets(config)
 
 
 def _approve(base: dict[str, Any], config: RunConfig, parsed: list[Override], trust: bool) -> None:

@@ -59,7 +59,7 @@ def looks_secret(name: str) -> bool:
     )
 
 
-def hide(config: RunConfig) -> RunConfig:
+def mask_secrets(config: RunConfig) -> RunConfig:
     """Return the configuration with the name of its variable in the place of every secret.
 
     Raises:
@@ -68,16 +68,16 @@ def hide(config: RunConfig) -> RunConfig:
     return RunConfig.parse(_hidden(to_dict(config), "", False))
 
 
-def reveal(value: Any) -> Any:
+def resolve_secrets(value: Any) -> Any:
     """Return plain values with the secrets in the place of their variables' names.
 
     Raises:
         ConfigError: a variable that is not set here.
     """
     if isinstance(value, Mapping):
-        return {key: reveal(inner) for key, inner in value.items()}
+        return {key: resolve_secrets(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [reveal(inner) for inner in value]
+        return [resolve_secrets(inner) for inner in value]
     if not isinstance(value, str):
         return value
     for name in PLACEHOLDER.findall(value):

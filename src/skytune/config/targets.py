@@ -111,9 +111,9 @@ def instantiate(
     Raises:
         ConfigError: arguments that do not fit the signature.
     """
-    from .secrets import reveal  # it knows `RunConfig`, which knows what is configurable
+    from .secrets import resolve_secrets  # it knows `RunConfig`, which knows what is configurable
 
-    function, args = locate(target, key), reveal(args)
+    function, args = locate(target, key), resolve_secrets(args)
     if not callable(function):
         raise ConfigError(f"{key}={target}: is not callable")
     try:
@@ -131,10 +131,10 @@ def instantiate(
 
 def split_spec(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return (import path, arguments) of a `{_target_: ..., ...}` group."""
-    from .secrets import reveal
+    from .secrets import resolve_secrets
 
     arguments = {name: value for name, value in spec.items() if name not in ("_target_", "args")}
-    return spec["_target_"], reveal({**arguments, **(spec.get("args") or {})})
+    return spec["_target_"], resolve_secrets({**arguments, **(spec.get("args") or {})})
 
 
 def user_paths() -> list[str]:

@@ -18,7 +18,7 @@ from ..common.json import load_json
 from ..common.paths import check_name
 from ..config import DataConfig, UserError
 from ..config.installing import add_extra
-from ..config.secrets import reveal
+from ..config.secrets import resolve_secrets
 from ..models.hashing import hash_file
 from ..models.source import first_line
 from .columns import Columns
@@ -100,7 +100,7 @@ def find_files(spec: str, key: str) -> list[tuple[Any, str]]:
     import fsspec
 
     try:
-        system, path = fsspec.core.url_to_fs(reveal(spec))
+        system, path = fsspec.core.url_to_fs(resolve_secrets(spec))
     except ImportError as error:
         extra = f": {add_extra('aws')}" if spec.startswith(("s3:", "s3a:")) else ""
         raise UserError(f"{key}={spec}: reading this needs another package ({error}){extra}") from error

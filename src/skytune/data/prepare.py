@@ -136,7 +136,7 @@ def prepare(
         if name != "train" and split.rows.text is not None and len(done[name]) == len(split.rows):
             texts[name] = own_texts(split.rows)
     notes["truncated"] = total
-    _say(notes)
+    _log_notes(notes)
     return Prepared(
         train=done.pop("train", None),
         validation=done.pop("validation", None),
@@ -150,7 +150,7 @@ def prepare(
     )
 
 
-def _say(notes: Notes) -> None:
+def _log_notes(notes: Notes) -> None:
     """Log in one line what a person should know before training."""
     known = [name for name in ("train", "validation", "test") if f"rows_{name}" in notes]
     rows = ", ".join(f"{notes[f'rows_{name}']:,} {name}" for name in known)

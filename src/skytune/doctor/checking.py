@@ -68,7 +68,7 @@ def _registered(name: str) -> "Registered | None":
     client = environment.connect()
     from ..stacks import registry as registered
 
-    return registered.find(client, name)
+    return registered.find_stack(client, name)
 
 
 def _verdict(counts: dict[Level, int], asked: StackOptions, started: float) -> int:

@@ -87,7 +87,7 @@ class WorkerGroup:
         """To be called while the workers run.
 
         Raises:
-            PeerEnded: those of another machine have ended badly, or the machine is gone.
+            PeerFailed: those of another machine have ended badly, or the machine is gone.
         """
 
     def end(self, status: str, wait: bool = True) -> None:
@@ -149,7 +149,7 @@ def run_workers(job: JobDir, launch: LaunchConfig, team: WorkerGroup) -> None:
                 code = 1
             finally:
                 end_group(child, 0.0 if stopping.at_once else launch.timeouts.kill)
-                follower.look()
+                follower.poll()
             result = job.read_result()
         finally:
             team.end((result or {}).get("status", "failed"), wait=not stopping.at_once)

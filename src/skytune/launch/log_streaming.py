@@ -39,7 +39,7 @@ class Follower:
         self.path = path
         self.read_bytes = path.stat().st_size if path.is_file() else 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Hand on the whole lines that are new."""
         if not records.handlers or not self.path.is_file():
             return
@@ -96,7 +96,7 @@ def pump(
                     _show(chunk)
                 *lines, pending[key.data] = (pending[key.data] + chunk).split(b"\n")
                 tail.extend(line.decode(errors="replace") for line in lines)
-            follower.look()
+            follower.poll()
             check()
             if until is None and result.is_file():
                 until = time.monotonic() + grace

@@ -22,7 +22,7 @@ def origin() -> dict[str, Any]:
     """Return `command`, `host`, `time` (UTC, ISO 8601) and, where the package lies in a git checkout, `git_commit` and
     `git_dirty` (whether a file that git does not ignore differs), of the command that this process is part of."""
     if VARIABLE not in os.environ:
-        os.environ[VARIABLE] = json.dumps(_look())
+        os.environ[VARIABLE] = json.dumps(_collect())
     found: dict[str, Any] = json.loads(os.environ[VARIABLE])
     return found
 
@@ -32,7 +32,7 @@ def begin() -> None:
     os.environ.pop(VARIABLE, None)
 
 
-def _look() -> dict[str, Any]:
+def _collect() -> dict[str, Any]:
     root = str(Path(skytune.__file__).resolve().parents[2])
     found = {
         "command": scrub(shlex.join(["python", *sys.argv])),

@@ -16,7 +16,7 @@ from typing import Any
 from .. import models
 from ..config import ConfigError, PredictConfig, RunConfig, UserError, to_dict
 from ..config.schema.task import AUTO
-from ..config.secrets import hide, reveal
+from ..config.secrets import mask_secrets, resolve_secrets
 from ..config.targets import user_paths
 from ..data.files import find_files, hash_content
 from ..data.prepare import tokenizer_of
@@ -24,11 +24,11 @@ from ..data.stream import KEY
 from ..data.written import join_shards
 from ..job import Job, JobDir, read_json, write_json
 from ..models.source import first_line
-from ..tasks import find, of_saved
+from ..tasks import find_task, of_saved
 from .local import LocalLauncher
 from .multinode.topology import nodes_of
 from .origin import origin
-from .run_dir import RunFolder, decisive, model_name, run_key
+from .run_dir import RunFolder, identity_config, model_name, run_key
 from .run_job import checkpoint_hash, write_inputs
 
 log = logging.getLogger(__name__)
@@ -69,12 +69,12 @@ def predict_files(config: RunConfig, checkpoint: str) -> dict[str, Any]:
     nodes = nodes_of(config.launch, os.environ)
     if nodes.count > 1:
         raise ConfigError(f"launch.nodes={nodes.count}: pipeline=predict computes on one machine")
-    config = hide(config)
+    config = mask_secrets(config)
     saved = models.saved_model(checkpoint)
     folder, files = Path(saved.folder), find_files(str(config.predict.input), KEY)
     name = config.task.name if config.task.name != AUTO else of_saved(saved, f"checkpoint={checkpoint}")
     config = replace(config, task=replace(config.task, name=CLASSES if name == AUTO else name))
-    odd = [column for column in find(config.task).columns(config.data) if column.needed and column.kind != "text"]
+    odd = [column for column in find_task(config.task).columns(config.data) if column.needed and column.kind != "text"]
     if odd:
         raise ConfigError(f"pipeline=predict: task={name} reads '{odd[0].name}', which is no text; score it instead")
     tokenizer, limit = tokenizer_of(config.data, config.model)
@@ -104,7 +104,7 @@ def predict_files(config: RunConfig, checkpoint: str) -> dict[str, Any]:
             labels=saved.labels,
             weights="inputs/weights",
             fingerprints=prints,
-            decisive={**decisive(config), "fingerprints": prints},
+            decisive={**identity_config(config), "fingerprints": prints},
             paths=user_paths(),
             origin=origin(),
         )
@@ -183,7 +183,7 @@ def _target(config: PredictConfig) -> tuple[Any, str]:
     import fsspec
 
     try:
-        system, path = fsspec.core.url_to_fs(reveal(str(config.output)))
+        system, path = fsspec.core.url_to_fs(resolve_secrets(str(config.output)))
     except Exception as error:  # every file system has its own
         raise UserError(f"predict.output={config.output}: {first_line(error)}") from error
     return system, str(path)

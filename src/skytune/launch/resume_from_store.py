@@ -20,7 +20,7 @@ from ..checkpoint.run_card import Recipe, fetch_start, read_recipe
 from ..checkpoint.store import Store
 from ..config import ConfigError, RunConfig, UserError
 from ..config.folders import home
-from .run_dir import RunFolder, decisive
+from .run_dir import RunFolder, identity_config
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Continued:
             UserError: the command line asks for something else that decides the result; nothing to go on from.
         """
         key, store = self.place.run_key, self.store
-        other = differences(decisive(config), decisive(RunConfig.parse(self.base())))
+        other = differences(identity_config(config), identity_config(RunConfig.parse(self.base())))
         if other:
             more = f" (and {len(other) - 3} more)" if len(other) > 3 else ""
             raise UserError(f"resume={self.named}: is of another run, {key}: {'; '.join(other[:3])}{more}")
@@ -90,7 +90,7 @@ class Continued:
         log.info("model.name=%s is not on this machine: its architecture and tokenizer come from the store", name)
 
 
-def find(text: str) -> Continued | None:
+def find_stored_run(text: str) -> Continued | None:
     """Return the run that `resume=` means; None where the store does not say what the run is made of.
 
     Raises:

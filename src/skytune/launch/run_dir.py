@@ -55,7 +55,7 @@ NEWER = {
 """Keys by group that enter only where they are set: keys of runs from before there were such stay what they were."""
 
 
-def decisive(config: RunConfig) -> dict[str, Any]:
+def identity_config(config: RunConfig) -> dict[str, Any]:
     """Return the part of the configuration that decides the result."""
     values = {key: value for key, value in to_dict(config).items() if key not in UNDECISIVE}
     # How the global batch is cut up changes rounding only.
@@ -94,7 +94,7 @@ def deciding_metrics(config: RunConfig) -> dict[str, Any]:
 
 def run_key(config: RunConfig, fingerprints: dict[str, str]) -> str:
     """Return `<name>-<12 hex digits>` for the decisive configuration and the fingerprints of data and weights."""
-    text = json.dumps([decisive(config), fingerprints], sort_keys=True)
+    text = json.dumps([identity_config(config), fingerprints], sort_keys=True)
     return f"{run_name(config)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import models, tasks
 from ..common.mappings import flatten
 from ..config import RunConfig, UserError, to_dict
-from ..config.secrets import hide
+from ..config.secrets import mask_secrets
 from ..config.targets import user_paths
 from ..data.tables import content_hash, label_names, write_split
 from ..job import Job, JobDir, read_json, write_json
@@ -21,7 +21,7 @@ from .local import Launcher, LocalLauncher
 from .multinode.launcher import NodesLauncher
 from .multinode.topology import nodes_of
 from .origin import origin
-from .run_dir import Claim, RunFolder, decisive, run_key
+from .run_dir import Claim, RunFolder, identity_config, run_key
 
 if TYPE_CHECKING:
     import datasets
@@ -79,7 +79,7 @@ def train(
     Raises:
         UserError: anything the user can act on, from here or from a worker.
     """
-    config = tasks.resolved(hide(config), train_split.features)
+    config = tasks.resolved(mask_secrets(config), train_split.features)
     source = models.resolve(config.model)
     if source.revision:
         config = replace(config, model=replace(config.model, revision=source.revision))
@@ -87,7 +87,7 @@ def train(
     prints = {"data": data_hash(splits), "weights": source.fingerprint}
     key = run_key(config, prints)
     if announce:
-        _say_what_changed(key, config, prints)
+        _log_changes(key, config, prints)
     weights = Path(source.path) if source.path else None
     prints |= fingerprints or {}
     return _run("train", key, config, splits, tokenizer, weights, prints, launcher, since, stop_at_step, take)
@@ -109,7 +109,7 @@ def predict(
     config = tasks.resolved(config, next(iter(evaluation.values())).features)
     folder = Path(models.saved_model(checkpoint).folder)
     prints = {"data": data_hash(evaluation), "weights": checkpoint_hash(folder)}
-    named = replace(hide(config), name=config.name or f"evaluate-{folder.name}")
+    named = replace(mask_secrets(config), name=config.name or f"evaluate-{folder.name}")
     return _run("predict", run_key(named, prints), config, evaluation, tokenizer, folder, prints, launcher, since)
 
 
@@ -147,7 +147,10 @@ def _run(
         weights="inputs/weights" if weights is not None else None,
         sizes={name: len(split) for name, split in splits.items()},
         fingerprints=fingerprints,
-        decisive={**decisive(config), "fingerprints": {name: fingerprints[name] for name in ("data", "weights")}},
+        decisive={
+            **identity_config(config),
+            "fingerprints": {name: fingerprints[name] for name in ("data", "weights")},
+        },
         paths=user_paths(),
         stop_at_step=stop_at_step,
         origin=origin(),
@@ -237,11 +240,11 @@ def data_hash(splits: Mapping[str, "datasets.Dataset"]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _say_what_changed(key: str, config: RunConfig, prints: dict[str, str]) -> None:
+def _log_changes(key: str, config: RunConfig, prints: dict[str, str]) -> None:
     """Say in one line in what this run differs from the last one of the same name."""
     name = key.rpartition("-")[0]
     last = RunFolder(f".last-{name}.json").path
-    now = {**flatten(to_dict(decisive(config))), **{f"fingerprint of the {k}": v for k, v in prints.items()}}
+    now = {**flatten(to_dict(identity_config(config))), **{f"fingerprint of the {k}": v for k, v in prints.items()}}
     if last.is_file():
         before = read_json(last)
         changed = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))

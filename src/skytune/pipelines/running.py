@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import materializers
 from ..config import Pipeline, RunConfig, UserError, to_dict
-from ..config.secrets import hide
+from ..config.secrets import mask_secrets
 from ..launch.gpus import check_machine
 from ..launch.skypilot import machines_asked
 from ..pricing.cost import cost_of
@@ -59,8 +59,8 @@ def run_pipeline(client: "Client", config: RunConfig) -> RunSummary:
     Raises:
         UserError: whatever a step names.
     """
-    _say_where(client, config)
-    config = hide(config)
+    _log_target(client, config)
+    config = mask_secrets(config)
     materializers.register()
     expire_lost(client)
     run = _run(client, config)
@@ -70,10 +70,12 @@ def run_pipeline(client: "Client", config: RunConfig) -> RunSummary:
 
         return RunSummary(*search_summary(config))
     if config.pipeline is Pipeline.predict:
-        return tell_predictions(config, finished)
+        return summarize_predictions(config, finished)
     if config.pipeline is Pipeline.publish:
         return RunSummary(f"published: {told_publication(published(finished))}", "")
-    return tell_results(config, finished) if config.pipeline is Pipeline.study else tell(client, config, finished)
+    if config.pipeline is Pipeline.study:
+        return summarize_study(config, finished)
+    return summarize(client, config, finished)
 
 
 def _run(client: "Client", config: RunConfig) -> Any:
@@ -88,7 +90,7 @@ def _run(client: "Client", config: RunConfig) -> Any:
     return pipeline(to_dict(config))
 
 
-def tell_results(config: RunConfig, run: Any) -> RunSummary:
+def summarize_study(config: RunConfig, run: Any) -> RunSummary:
     """Return what is to be said of a finished experiment."""
     from ..study import summary as results_summary
 
@@ -98,7 +100,7 @@ def tell_results(config: RunConfig, run: Any) -> RunSummary:
     return RunSummary(results_summary(config, table), "", why)
 
 
-def tell_predictions(config: RunConfig, run: Any) -> RunSummary:
+def summarize_predictions(config: RunConfig, run: Any) -> RunSummary:
     """Return what is to be said of files that were predicted on."""
     from ..report.terminal import prediction_summary
 
@@ -121,7 +123,7 @@ def told_publication(done: Mapping[str, Any]) -> str:
     return f"NO: {done['failed']}" if done.get("failed") else f"{done['url']}{more}"
 
 
-def _say_where(client: "Client", config: RunConfig) -> None:
+def _log_target(client: "Client", config: RunConfig) -> None:
     """Say where the workers will run where that is not plain; refuse machines and devices that are not to be had."""
     check_orchestrator(client)
     trains = config.pipeline is Pipeline.training
@@ -148,7 +150,7 @@ def _no_machines(asked: Mapping[str, Any], stack: str, trains: bool) -> str:
     )
 
 
-def tell(client: "Client", config: RunConfig, run: Any) -> RunSummary:
+def summarize(client: "Client", config: RunConfig, run: Any) -> RunSummary:
     """Return what is to be said of a finished run."""
     from zenml.utils.dashboard_utils import get_run_url
 

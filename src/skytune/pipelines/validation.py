@@ -11,7 +11,7 @@ from ..config.trust import approve, flat
 from ..launch.predict_files import check_files
 from ..release.destination import check_address
 from ..release.results import run_of
-from ..tasks import find, of_saved
+from ..tasks import find_task, of_saved
 
 
 def validated(config: RunConfig) -> RunConfig:
@@ -41,7 +41,7 @@ def validated(config: RunConfig) -> RunConfig:
             )
     config = _resolved(config)
     if not config.task.is_auto:
-        find(config.task)
+        find_task(config.task)
     if config.model._target_:
         locate(config.model._target_, "model._target_")
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint.backends.hub import LIBRARY, be_patient
 from ..checkpoint.retry import Retry, explain
 from ..config import UploadConfig, UserError
-from ..config.secrets import reveal
+from ..config.secrets import resolve_secrets
 from ..models import hash_file
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _files(folder: Path) -> list[str]:
 def _to_files(folder: Path, upload: UploadConfig) -> dict[str, str]:
     import fsspec
 
-    system, root = fsspec.core.url_to_fs(reveal(upload.url))
+    system, root = fsspec.core.url_to_fs(resolve_secrets(upload.url))
     root = root.rstrip("/")
     system.invalidate_cache()
     listed: dict[str, str] = {}

@@ -13,7 +13,7 @@ from typing import Any
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..job import JobDir, read_json, write_json
 from ..pricing.cost import cost_of
-from ..tasks import Scoring, Shown, find
+from ..tasks import Scoring, Shown, find_task
 from ..training.outputs import columns_of
 from .learned import nothing_learned
 from .page import build_report
@@ -99,7 +99,7 @@ def score(
         UserError: a split without rows, or one that cannot be scored.
     """
     found = {}
-    task, result = find(config.task), report.get("result", {})
+    task, result = find_task(config.task), report.get("result", {})
     for name, split in predictions.items():
         if not len(split):
             raise UserError(f"the evaluation split '{name}' has no rows")

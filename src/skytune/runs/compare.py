@@ -13,7 +13,7 @@ from ..config import RunConfig, UserError
 from ..data.splits import normalize
 from ..data.tables import content_hash, read_split
 from ..job import JobDir
-from ..launch.run_dir import decisive
+from ..launch.run_dir import identity_config
 from ..training.outputs import read_predictions
 from .catalog import RunRecord
 from .paired import Paired, matched, paired
@@ -93,7 +93,7 @@ def compare(first: RunRecord, second: RunRecord) -> Comparison:
     """
     runs = (first, second)
     for run in runs:
-        JobDir(run.folder).look()
+        JobDir(run.folder).existing()
     prints = [run.values.get("fingerprints") or {} for run in runs]
     origins = [run.values.get("origin") or {} for run in runs]
     code = {"fingerprint of the code": [p.get("code") for p in prints]}
@@ -138,7 +138,7 @@ def losses(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Losses 
 def _deciding(run: RunRecord) -> set[str]:
     """Return the keys of a run's configuration that decide its result."""
     try:
-        return set(flatten(decisive(RunConfig.parse(run.values["config"]))))
+        return set(flatten(identity_config(RunConfig.parse(run.values["config"]))))
     except (UserError, KeyError, TypeError):  # of another version: what it wrote down then
         return set(flatten(run.values.get("decisive") or {}))
 

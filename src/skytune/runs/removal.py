@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ..common.mappings import flatten
 from ..config import ConfigError, UserError
 from ..config.folders import home
-from ..config.secrets import reveal
+from ..config.secrets import resolve_secrets
 from ..launch.run_dir import RunFolder
 from ..models.source import first_line
 from .catalog import RunRecord, disk_usage, is_held
@@ -173,7 +173,7 @@ def _whole(run: RunRecord, records: Records | None) -> Removal:
 def _system(url: str) -> tuple[Any, str]:
     import fsspec
 
-    system, path = fsspec.core.url_to_fs(reveal(url))
+    system, path = fsspec.core.url_to_fs(resolve_secrets(url))
     return system, path
 
 

@@ -14,7 +14,7 @@ from ..config import RunConfig, UploadConfig, UserError, to_dict
 from ..config.folders import home
 from ..job import JobDir
 from ..launch import predict, train
-from ..launch.run_dir import decisive
+from ..launch.run_dir import identity_config
 from ..launch.run_job import checkpoint_hash, data_hash
 from ..tasks.prepared import prepared
 from .catalog import RunRecord
@@ -76,7 +76,7 @@ def run_again(run: RunRecord, config: RunConfig, code: dict[str, str]) -> Reprod
         UserError: the configuration is another one; anything that a run itself may raise.
     """
     job = JobDir(run.folder).job
-    if other := differences(decisive(config), decisive(job.config)):
+    if other := differences(identity_config(config), identity_config(job.config)):
         raise UserError(f"reproduce {run.key}: {'; '.join(other[:3])}: that decides the result")
     config = replace(config, model=replace(config.model, revision=job.config.model.revision))
     trains = job.kind == "train"

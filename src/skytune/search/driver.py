@@ -44,7 +44,7 @@ from ..study.table import SPLIT, done_row, ended_row
 from ..tasks import Scoring
 from ..training.outputs import load_predictions
 from .ladder import Ladder, best, ladder_of, promotable
-from .proposer import Proposer, StopRequested, check_sampler
+from .proposer import Proposer, TrialScore, check_sampler
 from .record import DONE, FAILED, PAUSED, SearchTable, Trial, score_at, search_store
 from .space import REPETITIONS, SEED, Space, space_of, told
 
@@ -193,8 +193,8 @@ class Search:
     def _proposer(self) -> Proposer:
         return Proposer(self.space, self.sampler, self.record.planned, self.config.seed, maximize=self.maximize)
 
-    def _told(self, trial: Trial) -> StopRequested:
-        return StopRequested(trial.setting, self.record.score(trial, 0))
+    def _told(self, trial: Trial) -> TrialScore:
+        return TrialScore(trial.setting, self.record.score(trial, 0))
 
     def _start(self, trial: Trial, rung: int) -> None:
         """Have every cell of a trial train up to a rung, unless it has."""
@@ -366,7 +366,7 @@ class TrialRunner(CellRunner):
         before = self.search.record.row(leg.cell).get("scores") or []  # those of the rungs before
         row = {"scores": before, **row, "trial": leg.trial}
         self.search.record.write(leg.cell, row)
-        self._say(leg, row)
+        self._log_row(leg, row)
         if row["status"] == DONE and not self.search.design.keep_models:
             self._drop_models(leg)
 
@@ -437,7 +437,7 @@ class TrialRunner(CellRunner):
             if cell.name not in kept:
                 _drop_weights(record.row(cell))
 
-    def _say(self, leg: Leg, row: dict[str, Any]) -> None:
+    def _log_row(self, leg: Leg, row: dict[str, Any]) -> None:
         facts = [row["status"] if not row.get("reason") else f"{row['status']}: {row['reason']}"]
         score = score_at(row, leg.rung)
         if score is not None:
@@ -468,7 +468,7 @@ def scores_of(job: JobDir, split: str) -> dict[str, float]:
     written, result = job.job, job.read_result() or {}
     _, targets, collected = load_predictions(job.predictions(split))
     scoring = Scoring.of(written.config.eval, written.labels, settings=result.get("settings", {}))
-    scored = tasks.find(written.config.task).score(collected, targets, scoring)
+    scored = tasks.find_task(written.config.task).score(collected, targets, scoring)
     return {name: math.nan if value is None else value for name, value in scored.metrics.items()}
 
 

@@ -25,7 +25,7 @@ REFUSED = 100
 
 
 @dataclass(frozen=True)
-class StopRequested:
+class TrialScore:
     """What the sampler may know of a trial."""
 
     setting: Setting
@@ -74,7 +74,7 @@ class Proposer:
         self.study.enqueue_trial({one.key: _inside(one, setting[one.key]) for one in self.space.tuned})
         self._asked.append(self.study.ask(self._distributions))
 
-    def tell(self, told: Sequence[StopRequested]) -> None:
+    def tell(self, told: Sequence[TrialScore]) -> None:
         """Tell the scores of the first trials, those that were not told yet, in their order."""
         if self.study is None:
             return
@@ -90,7 +90,7 @@ class Proposer:
         return {one.key: _outside(one, parameters[one.key]) for one in self.space.tuned}
 
 
-def importances(space: Space, told: Sequence[StopRequested], *, maximize: bool) -> dict[str, float]:
+def importances(space: Space, told: Sequence[TrialScore], *, maximize: bool) -> dict[str, float]:
     """Return the share of each key in the variance of the scores (fANOVA: Hutter, Hoos and Leyton-Brown 2014); empty
     where the scores say nothing of it."""
     known = [one for one in told if one.score is not None and math.isfinite(one.score)]

@@ -21,7 +21,7 @@ from ..study.table import CSV, frame, write_table
 from .driver import Search, allowed_seconds, check_budget, elapsed, run_search, scores_of
 from .ladder import Ladder, ladder_of
 from .page import build_search_page
-from .proposer import StopRequested, importances, write_journal
+from .proposer import TrialScore, importances, write_journal
 from .record import FAILED, Trial, read_record, score_at, search_store
 from .space import search_name, told
 
@@ -98,7 +98,7 @@ def findings(search: Search) -> dict[str, Any]:
     """Return what was found, as plain values."""
     record, ladder = search.record, search.ladder
     winner = search.winner()
-    first = [StopRequested(trial.setting, record.score(trial, 0)) for trial in record.trials]
+    first = [TrialScore(trial.setting, record.score(trial, 0)) for trial in record.trials]
     untried = max(0, search.trials - sum(record.ended(trial, 0) for trial in record.trials))
     found: dict[str, Any] = {
         "metric": search.metric,

@@ -11,7 +11,7 @@ from typing import Any
 from ..config import ConfigError, RunConfig, SearchConfig, to_dict
 from ..config.help import field_type
 from ..config.schema.search import Dimension, dimension, shown
-from ..launch.run_dir import decisive
+from ..launch.run_dir import identity_config
 from ..study.cells import Cell, make_cell, put
 
 SEED, FOLD = "seed", "data.fold"
@@ -161,7 +161,7 @@ def _alone(space: Space, one: Dimension) -> bool:
 
 def _learned(config: RunConfig) -> str:
     """Return, as text, all that decides what a run learns."""
-    return json.dumps([decisive(config), to_dict(config.data), to_dict(config.model)], sort_keys=True)
+    return json.dumps([identity_config(config), to_dict(config.data), to_dict(config.model)], sort_keys=True)
 
 
 def _products(dimensions: Sequence[Dimension]) -> list[Setting]:

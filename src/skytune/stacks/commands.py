@@ -26,7 +26,7 @@ def register(asked: StackOptions) -> int:
     from ..aws.reporting import Done
     from . import registry as registered
 
-    before = registered.find(client, asked.name)
+    before = registered.find_stack(client, asked.name)
     if before is None:
         registered.check_name_free(client, asked.name)
     account = accounts.connect(asked.region or (before.region if before else file.region))
@@ -34,12 +34,12 @@ def register(asked: StackOptions) -> int:
     if before is not None:
         _check_same_place(before, own)
     print(f"stack {asked.name}: account {account.id}, {account.region}", flush=True)
-    done = stack.ensure(account, own, file.keep_days, _say)
+    done = stack.ensure(account, own, file.keep_days, _print)
     settings = {"infra": CLOUD, "region": account.region, **settings}
     labels = registered.labels(CLOUD, account.region, own.bucket, account.id, own.role)
     changed = registered.register(client, asked.name, settings, labels, own.store)
     verb = "changed" if before and changed else "made" if changed else "found"
-    _say(Done(verb, "stack", asked.name, "in ZenML, with the step operator skypilot"))
+    _print(Done(verb, "stack", asked.name, "in ZenML, with the step operator skypilot"))
     print(stack.at_rest(account, own))
     if not changed and not any(each.changed for each in done):
         print("nothing was changed")
@@ -75,7 +75,7 @@ def destroy(asked: StackOptions, *, yes: bool, delete_data: bool) -> int:
     from ..aws.reporting import Done
     from . import registry as registered
 
-    found = registered.find(client, asked.name)
+    found = registered.find_stack(client, asked.name)
     account = accounts.connect(asked.region or (found.region if found else None))
     if found and found.account != account.id:
         raise UserError(f"stack {asked.name} is of another account than these credentials: AWS_PROFILE chooses others")
@@ -85,11 +85,11 @@ def destroy(asked: StackOptions, *, yes: bool, delete_data: bool) -> int:
     if not yes and not _agreed(own, delete_data):
         print("nothing was changed")
         return 1
-    stack.remove(account, own, _say)
+    stack.remove(account, own, _print)
     skypilot.configuration(asked.name).unlink(missing_ok=True)
     # Last: as long as ZenML knows the stack, the same command finds what it could not take away the first time.
     gone = registered.delete(client, asked.name)
-    _say(Done("removed" if gone else "absent", "stack", asked.name, "in ZenML"))
+    _print(Done("removed" if gone else "absent", "stack", asked.name, "in ZenML"))
     return 0
 
 
@@ -144,5 +144,5 @@ def _agreed(names: "Names", delete_data: bool) -> bool:
     return input(f"delete s3://{names.bucket}{data}, role {names.role}, repository? [y/N] ").strip().lower() == "y"
 
 
-def _say(thing: object) -> None:
+def _print(thing: object) -> None:
     print(thing, flush=True)

@@ -46,10 +46,10 @@ def register(client: "Client", name: str, settings: dict[str, Any], labels: dict
     """Register the step operator, with its store, and the stack, and label it; return whether anything changed."""
     from .flavor import register as register_operator
 
-    before = find(client, name)
+    before = find_stack(client, name)
     register_operator(client, name, settings, store=store)
     client.update_stack(name, labels=labels)
-    return before is None or find(client, name) != before
+    return before is None or find_stack(client, name) != before
 
 
 def check_name_free(client: "Client", name: str) -> None:
@@ -65,7 +65,7 @@ def check_name_free(client: "Client", name: str) -> None:
         )
 
 
-def find(client: "Client", name: str) -> Registered | None:
+def find_stack(client: "Client", name: str) -> Registered | None:
     """Return a stack of ours by name; None if there is none, or it is none of ours."""
     return next((each for each in stacks(client) if each.name == name), None)
 
@@ -88,7 +88,7 @@ def delete(client: "Client", name: str) -> bool:
     """
     from zenml.enums import StackComponentType
 
-    stack = find(client, name)
+    stack = find_stack(client, name)
     if stack is None:
         return False
     if stack.active:

@@ -9,7 +9,7 @@ from zenml.types import HTMLString
 
 from ..report.scoring import score, write_beside, write_report
 from ..report.training_rows import rows_trained_on
-from ..tasks import Shown, find, resolved
+from ..tasks import Shown, find_task, resolved
 from ..tasks.metrics import check
 from .context import named_sets, run_config, started, stored_tokenizer
 from .types import Dataset, Datasets, Predictions, Texts, TokenizerFiles
@@ -56,7 +56,7 @@ def evaluate_model(
     numbers = {f"{name}_{key}": value for name, scored in metrics.items() for key, value in scored.items()}
     log_metadata({key: value for key, value in numbers.items() if value is not None})
     headline = {name: list(entry["headline"]) for name, entry in found.items()}
-    about: dict[str, Any] = {"headline": headline, "pipeline": find(config.task).pipeline, "warning": warning}
+    about: dict[str, Any] = {"headline": headline, "pipeline": find_task(config.task).pipeline, "warning": warning}
     return {
         "splits": metrics,
         **about,

@@ -10,7 +10,7 @@ from typing import Any
 from .. import models
 from ..config import Pipeline, RunConfig, to_dict
 from ..data import Source
-from ..launch import checkpoint_hash, decisive
+from ..launch import checkpoint_hash, identity_config
 from ..stacks.flavor import operator_of
 from .context import EXTRA
 from .fingerprints import fingerprints
@@ -55,7 +55,7 @@ def for_load_data(config: RunConfig) -> dict[str, Any]:
 def for_train_model(config: RunConfig) -> dict[str, Any]:
     """Return the parameters of `train_model`."""
     prints = {"weights": models.resolve(config.model).fingerprint, **fingerprints("train_model", config)}
-    return {"decisive": decisive(config), "fingerprints": prints}
+    return {"decisive": identity_config(config), "fingerprints": prints}
 
 
 def for_evaluate_model(config: RunConfig) -> dict[str, Any]:

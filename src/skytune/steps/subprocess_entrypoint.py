@@ -40,12 +40,12 @@ def main() -> int:
     except NEVER_MIND:
         return EXIT_INTERRUPTED
     except BaseException as error:
-        _tell(error, sys.argv)
+        _report_error(error, sys.argv)
         return 1
     return 0
 
 
-def _tell(error: BaseException, words: list[str]) -> None:
+def _report_error(error: BaseException, words: list[str]) -> None:
     """See that ZenML's store says why the step failed, which the parent raises: ZenML itself says it only of what the
     step's own function raised, not of what came before and after it."""
     from zenml.client import Client

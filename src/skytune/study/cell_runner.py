@@ -79,7 +79,7 @@ class Watch:
         self.running: dict[str, Running] = {}
         self._lock = threading.RLock()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True, name="experiment-watch")
+        self._thread = threading.Thread(target=self._poll, daemon=True, name="experiment-watch")
 
     def __enter__(self) -> "Watch":
         self._thread.start()
@@ -147,7 +147,7 @@ class Watch:
         """Return the seconds that a cell may go on spending after it is told to end."""
         return LOOK + running.planned.cell.config.launch.timeouts.stop
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         noted = time.monotonic()
         while not self._end.wait(LOOK):
             note = time.monotonic() - noted > NOTE

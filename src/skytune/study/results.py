@@ -10,7 +10,7 @@ from ..common.mappings import flatten
 from ..common.text import MISSING, counted, duration, number
 from ..config import RunConfig, UserError, to_dict
 from ..job import JobDir
-from ..launch.run_dir import decisive
+from ..launch.run_dir import identity_config
 from ..launch.run_job import data_hash
 from ..pricing.cost import Attempt, dollars, recorded, spent, spent_in_all
 from ..pricing.prices import Price
@@ -141,7 +141,7 @@ def _compare(cell: Cell, job: JobDir, result: dict[str, Any]) -> None:
         UserError: by the key that differs.
     """
     written = job.job.config
-    wanted, found = decisive(cell.config), decisive(written)
+    wanted, found = identity_config(cell.config), identity_config(written)
     for values, config in ((wanted, cell.config), (found, written)):
         values["data"] = {key: value for key, value in to_dict(config.data).items() if key != "seed"}
     other = _differences(found, wanted)

@@ -19,7 +19,7 @@ from ..config.folders import home
 from ..job import JobDir, read_json
 from ..pricing.cost import Attempt, Cost, spent
 from ..report.scoring import write_file
-from ..tasks import Scoring, find
+from ..tasks import Scoring, find_task
 from ..training.outputs import load_predictions
 from .cells import Cell
 
@@ -197,7 +197,7 @@ def quality(config: RunConfig, job: JobDir) -> dict[str, Any]:
         UserError: labels or logits that cannot be scored.
     """
     done = job.job
-    task = find(done.config.task)
+    task = find_task(done.config.task)
     _, targets, collected = load_predictions(job.predictions(SPLIT))
     measured = task.metrics if config.eval.metrics is None else config.eval.metrics
     wanted = [str(name) for name in ("accuracy", "f1") if name in measured and name in task.metrics]

@@ -42,7 +42,7 @@ TASKS = {
 """By name."""
 
 
-def find(config: TaskConfig) -> Task:
+def find_task(config: TaskConfig) -> Task:
     """Return the task that a configuration names (`resolved`, or not `auto`).
 
     Raises:
@@ -63,7 +63,7 @@ def find(config: TaskConfig) -> Task:
 def chosen(config: TaskConfig, data: DataConfig, model: ModelConfig) -> Task:
     """Return the task that a configuration names, or, for `auto`, the one that columns and model ask for; say which."""
     if not config.is_auto:
-        return find(config)
+        return find_task(config)
     name, why = choose(data, model)
     log.info("task: %s, because %s (task=NAME decides otherwise)", name, why)
     return TASKS[name]
@@ -101,7 +101,7 @@ def resolved(config: RunConfig, features: Mapping[str, Any]) -> RunConfig:
         if not fitting:
             raise ConfigError(f"task=auto: no task learns from labels of the type {features.get('labels')}")
         name = fitting[0].name
-    task = find(replace(config.task, name=name))
+    task = find_task(replace(config.task, name=name))
     if not task.fits(features):
         other = f": they are {fitting[0].name}'s" if fitting else ""
         raise ConfigError(f"task={task.name} does not learn from the labels that the data was prepared with{other}")

@@ -128,7 +128,7 @@ class Dialogues:
             count, place = len(blank), rows.name
             log.info("data: %s: %d rows are left out, whose prompts alone have %s tokens or more", place, count, limit)
         kept = [tokens for tokens in cut if any(tokens.learned[1:])]
-        self._tell(tokenizer, kept[0])
+        self._log_example(tokenizer, kept[0])
         return language.as_split({"input_ids": [t.ids for t in kept], "labels": [t.labels for t in kept]}), sum(long)
 
     def _pieces(self, chat: Chat, rows: Rows, row: int) -> list[ChatPiece]:
@@ -137,7 +137,7 @@ class Dialogues:
         assert rows.text is not None
         return chat.pair(rows.text[row].as_py(), rows.more[ANSWER][row].as_py(), rows.where(row))
 
-    def _tell(self, tokenizer: Any, tokens: Tokens) -> None:
+    def _log_example(self, tokenizer: Any, tokens: Tokens) -> None:
         """Show one row, once: what a template makes of it is where most mistakes are."""
         if not self.told:
             parts = language.parts_of(tokenizer, tokens.ids, tokens.labels)

@@ -31,7 +31,7 @@ def with_answers(
         own = slice(ids.offsets[row], ids.offsets[row + 1])
         prompts.append(last_turn(ids.values[own], labels.values[own])[0].astype(np.int64))
     batches = eval_batches(np.array([len(prompt) for prompt in prompts]), config.eval.batch_size, None)
-    lockstep = strategy.alone() is None
+    lockstep = strategy.no_sync() is None
     places: list[np.ndarray] = []
     found: list[np.ndarray] = []
     for start in range(0, len(batches), world.size):

@@ -27,7 +27,7 @@ from ..distributed.collectives import all_do
 from ..distributed.context import join
 from ..job import Job, JobDir, write_json
 from ..models.head import own_settings
-from ..tasks import Scoring, Task, find
+from ..tasks import Scoring, Task, find_task
 from .compiling import bounded
 from .inputs import check_vocabulary, fit_columns, open_model, padding_of
 from .oom import EvalBatchSize, explained
@@ -46,7 +46,7 @@ PROBED = 1000
 def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> None:
     """Predict on the files that the configuration names, write the shards that are not there yet, and the result; see
     `trainer.run_job`."""
-    phases, task = Phases(), find(job.config.task)
+    phases, task = Phases(), find_task(job.config.task)
     phases.seconds["start_s"] = round(max(0.0, time.time() - started), 3)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # nothing is forked here
     with phases.time("load_s"), explained("the model was opened"):
@@ -69,7 +69,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         strategy = build_strategy(config, world)
         strategy.place(model)
     at_once = EvalBatchSize(config.eval.batch_size)
-    together = strategy.alone() is None
+    together = strategy.no_sync() is None
     own = world if together else replace(world, rank=0, size=1)
     told = time.monotonic()
 

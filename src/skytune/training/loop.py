@@ -54,7 +54,7 @@ def train(
         run.stop = strategy.total(run.stop) > 0
 
     def validated() -> None:
-        run.bring_together()
+        run.gather_full_state()
         run.metrics, run.validation_owed = validate(), False
         callbacks("on_validation_end", run)
         agree_to_stop()
@@ -77,9 +77,9 @@ def train(
         seconds = (time.perf_counter() - clock) / len(rates)
         run.skipped += taken.skipped
         if config.callbacks:
-            run.bring_together()
+            run.gather_full_state()
 
-        for run.ahead, run.lr, run.loss, run.grad_norm in zip(
+        for run.unsynced_steps, run.lr, run.loss, run.grad_norm in zip(
             reversed(range(len(rates))), rates, taken.losses, taken.norms, strict=True
         ):
             rows = order.rows(run.step)
@@ -95,7 +95,7 @@ def train(
             run.flops += run.work.of(order.lengths[rows]) if run.work is not None else 0.0
             run.train_seconds += seconds
             asked = taken.told or run.step == stop_at
-            run.preempted = asked and not run.ahead and run.step < run.total_steps
+            run.preempted = asked and not run.unsynced_steps and run.step < run.total_steps
             due = validation_due(config, run, order)
             run.validating, run.validation_owed = due and not run.preempted, due and run.preempted
             callbacks("on_step_end", run)

@@ -106,7 +106,7 @@ def memory_of(device: torch.device) -> int | None:
     return int(psutil.virtual_memory().available)
 
 
-def tell_memory(model: torch.nn.Module, config: RunConfig, world: "DistContext", longest: int) -> str:
+def memory_line(model: torch.nn.Module, config: RunConfig, world: "DistContext", longest: int) -> str:
     """Return the line of a run whose longest row has so many tokens; empty where nothing is known, or where it is no
     question: of models without a language model's head that fit."""
     share = math.ceil(config.batch.global_size / world.size)

@@ -85,7 +85,7 @@ class EvalBatchSize:
 
     rows: int
 
-    def halve(self, tried: int, width: int, device: torch.device) -> None:
+    def shrink(self, tried: int, width: int, device: torch.device) -> None:
         """Go on with half of the rows that were too many.
 
         Raises:
@@ -111,7 +111,7 @@ class OomRetry:
     def __init__(self, run: Run, strategy: "Strategy", lengths: np.ndarray) -> None:
         self.run, self.strategy, self.lengths = run, strategy, lengths
         self.auto = run.config.batch.auto
-        if self.auto and run.world.size > 1 and strategy.alone() is None:
+        if self.auto and run.world.size > 1 and strategy.no_sync() is None:
             self.auto = False
             log.warning(
                 "batch.auto=true has no effect: with this strategy a forward pass needs all processes, so one that "
@@ -144,9 +144,9 @@ class OomRetry:
     def finish(self) -> None:
         """Make the gradients those of all processes, once every process has computed its share."""
         if self.auto:
-            self.strategy.exchange()
+            self.strategy.all_reduce_grads()
 
-    def halve(self, rows: np.ndarray, failed: int) -> None:
+    def shrink(self, rows: np.ndarray, failed: int) -> None:
         """Halve the micro-batch; all processes call this together.
 
         Args:
@@ -175,7 +175,7 @@ class OomRetry:
             )
 
     def _alone(self) -> AbstractContextManager[None]:
-        alone = self.strategy.alone() if self.auto else None
+        alone = self.strategy.no_sync() if self.auto else None
         return alone if alone is not None else nullcontext()
 
     def _error(self, rows: np.ndarray, more: str) -> UserError:

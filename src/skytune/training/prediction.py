@@ -110,7 +110,7 @@ def _collected(
                 f"evaluation; eval.batch_size={half(rows)} may"
             )
         release(device)
-        at_once.halve(rows, width, device)
+        at_once.shrink(rows, width, device)
     return Ragged.joined(parts)
 
 

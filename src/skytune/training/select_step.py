@@ -136,7 +136,7 @@ def _opened(steps: PackedTrainStep) -> PackedTrainStep:
 
 def _elsewhere_streams(strategy: Strategy, config: RunConfig) -> str:
     """Return what keeps rows from being packed beside the model itself."""
-    if strategy.alone() is None or config.batch.auto:
+    if strategy.no_sync() is None or config.batch.auto:
         return f"strategy={strategy.name} and batch.auto={str(config.batch.auto).lower()} need rows of their own"
     return ""
 

@@ -110,7 +110,7 @@ class EagerStep(TrainStep):
             total, told, short = strategy.reduce_sum(totals).tolist()
             if short:
                 self.optimizer.zero_grad(set_to_none=True)
-                self.attempts.halve(rows, int(short))
+                self.attempts.shrink(rows, int(short))
         mean, config = total / world.size, run.config
         lenient = config.on_nan is not OnNan.stop
         norm: torch.Tensor | None = None

@@ -15,7 +15,7 @@ import numpy as np
 from ..checkpoint.run_card import check_weights_loaded, remember
 from ..config import RunConfig, UserError
 from ..config.schema.tracking import check_trackers_installed
-from ..config.secrets import reveal
+from ..config.secrets import resolve_secrets
 from ..data.batches import Ragged, TokenTable
 from ..data.order import SampleOrder
 from ..distributed.collectives import main_does
@@ -24,7 +24,7 @@ from ..distributed.preemption import FLAG_FILE, PreemptionListener
 from ..job import Job, JobDir
 from ..models import read_tokenizer
 from ..models.head import Head, of_ours, own_settings
-from ..tasks import Scoring, Task, find
+from ..tasks import Scoring, Task, find_task
 from ..tasks.metrics import check
 from .answers import with_answers
 from .callbacks.base import Callbacks, Run, build_callbacks
@@ -39,7 +39,7 @@ from .compiling import WIDTH, bounded
 from .flops import Work, work_of
 from .inputs import check_vocabulary, fit_columns, open_model, open_tables, targets_of, units_of
 from .loop import total_steps, train
-from .memory_plan import tell_memory
+from .memory_plan import memory_line
 from .oom import EvalBatchSize, explained, micro_batch
 from .outputs import taken, write_predictions
 from .padding_check import check_padding
@@ -59,7 +59,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         started: seconds since the epoch at which the launcher began; the time until now is the phase `start_s`.
         asked: number of processes that must have come up; None when nobody promised one.
     """
-    config, phases, task = job.config, Phases(), find(job.config.task)
+    config, phases, task = job.config, Phases(), find_task(job.config.task)
     if job.kind == "train":
         check_trackers_installed(config.tracker)
     phases.seconds["start_s"] = round(max(0.0, time.time() - started), 3)
@@ -87,7 +87,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         shapes, work = shapes_of(model), work_of(model)
         if job.kind == "train" and world.main:
             longest = int(tables["train"].lengths.max(initial=1))
-            if line := tell_memory(model, config, world, longest):
+            if line := memory_line(model, config, world, longest):
                 log.info("%s", line)
         strategy = build_strategy(config, world)
         if job.kind == "train":
@@ -181,7 +181,7 @@ def _train(
         total_steps=total_steps(config, order),
         steps_per_epoch=order.steps_per_epoch,
         micro_batch=micro_batch(config.batch.global_size, config.batch.micro_size, world.size),
-        extra=reveal(config.extra),
+        extra=resolve_secrets(config.extra),
         begun=started,
     )
     best, history = BestWeights(config), History()
@@ -279,9 +279,9 @@ def predict_split(
 ) -> tuple[np.ndarray, Ragged]:
     """Return row numbers of a split and what is kept of each, see `prediction.predict`; `world` may be this process
     alone where the strategy's forward needs no other."""
-    alone = strategy.alone()
+    alone = strategy.no_sync()
     if alone is None:
-        strategy.agree()
+        strategy.broadcast_buffers()
     with alone if alone is not None else nullcontext():
         return predict(
             strategy.module,

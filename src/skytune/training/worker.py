@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     job = JobDir(arguments[0])
     try:
-        job.look()  # before anything is written into a folder that may be a slip of the pen
+        job.existing()  # before anything is written into a folder that may be a slip of the pen
     except UserError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)

@@ -410,10 +410,10 @@ def test_noise_in_the_share_is_no_word(settings: Any) -> None:
     for round in range(2):
         for rank, data in enumerate(noise, start=1):
             share.write(rank, data)
-            presence._look(rank)
+            presence._poll(rank)
             assert presence.of(rank) == {} and presence.lost(rank) == ""
         share.write(1, json.dumps({**good, "beat": round}).encode())
-        presence._look(1)
+        presence._poll(1)
     assert presence.of(1)["host"] == "h", "seen to change"
     presence.end()
 

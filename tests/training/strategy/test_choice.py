@@ -202,7 +202,7 @@ def test_batch_normalization_on_several_processes_is_told(caplog: pytest.LogCapt
         (2, "BatchNorm1d", 1),
     ):
         with built(config(name="fsdp"), processes) as strategy:
-            strategy.changed(torch.nn.Sequential(torch.nn.Linear(2, 2), getattr(torch.nn, norm)(2)))  # type: ignore[attr-defined]
+            strategy.transform_model(torch.nn.Sequential(torch.nn.Linear(2, 2), getattr(torch.nn, norm)(2)))  # type: ignore[attr-defined]
         assert caplog.text.count("batch normalization: in training each of the 2 processes") == told, norm
 
 

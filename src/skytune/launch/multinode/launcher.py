@@ -130,7 +130,7 @@ class MultiNodeWorkerGroup(WorkerGroup):
         env = environment(self.processes, threads_each(self.launch, self.each), self.launch.timeouts.stop)
         env.update(network(self.address))
         child = start(agent(self.job, self.nodes, self.each, self.address, port), env)
-        self._say(run_key=self.job.root.name, each=self.each, address=self.address, port=port)
+        self._publish(run_key=self.job.root.name, each=self.each, address=self.address, port=port)
         log.info("node 0 of %d is here (%s)", self.nodes.count, self.presence.mailbox.where)
         self._until = time.monotonic() + self.launch.timeouts.start
         return child
@@ -150,7 +150,7 @@ class MultiNodeWorkerGroup(WorkerGroup):
 
     def end(self, status: str, wait: bool = True) -> None:
         """See `WorkerGroup`."""
-        self._say(status=status)
+        self._publish(status=status)
         lost: dict[int, str] = {}
         # A machine that died takes its connections along, so that workers here fail before its silence is noticed.
         until = time.monotonic() + max(self.launch.timeouts.kill + LOGS_SECONDS, 2 * self.launch.timeouts.heartbeat)
@@ -169,14 +169,14 @@ class MultiNodeWorkerGroup(WorkerGroup):
             with suppress(UserError):
                 self.presence.check(0.0)  # where that fails, it ends the run, with a line of its own
                 log.warning("the other machines' logs are not all here: %s", error)
-        self._say(collected=True)
+        self._publish(collected=True)
         self.lead.lost |= set(lost)
         self.lost = "; ".join(f"{self.presence.host(rank)} {why}" for rank, why in sorted(lost.items()))
         outputs = [self.job.logs / f"output-node-{rank}.log" for rank in self.lead.others]
         texts = [path.read_text(errors="replace") for path in outputs if path.is_file()]
         self.tail = [line for text in texts for line in text.splitlines()[-50:]]
 
-    def _say(self, **values: Any) -> None:
+    def _publish(self, **values: Any) -> None:
         self._message.update(values)
         self.presence.say(job=dict(self._message))
 

@@ -48,7 +48,7 @@ def serve(config: RunConfig, nodes: Nodes) -> int:
         UserError: node 0 does not come, is unlike this machine, or is lost.
         Preempted: this machine was told to end, and node 0 did not come to an end.
     """
-    config = secrets.hide(config)
+    config = secrets.mask_secrets(config)
     return WorkerNode(Share(config, nodes), nodes, config.launch, config).serve()
 
 

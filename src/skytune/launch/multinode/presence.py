@@ -152,12 +152,12 @@ class Presence:
         while not self._end.wait(min(self.silence / 10, 3.0)):
             self.say()
             for rank in self._seen:
-                self._try(rank, partial(self._look, rank))
+                self._try(rank, partial(self._poll, rank))
             self._now = time.monotonic()
             with self._changed:
                 self._changed.notify_all()
 
-    def _look(self, rank: int) -> None:
+    def _poll(self, rank: int) -> None:
         seen = self._seen[rank]
         try:
             values = load_json(self.mailbox.read(rank) or b"", dict, LARGEST)

@@ -52,7 +52,7 @@ class Share(Mailbox):
             with tempfile.TemporaryDirectory(prefix="skytune-") as temporary:
                 listing = Path(temporary, INPUTS)
                 self._passing(job).send(job.inputs, listing)
-                for path in (listing, job.look()):
+                for path in (listing, job.existing()):
                     self._backend.write(f"{self._folder}/{path.name}", path.read_bytes())
             self._passing(job).forget()
 

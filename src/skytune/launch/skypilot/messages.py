@@ -114,7 +114,7 @@ def tells_why(text: str) -> bool:
     return bool(REASONS.search(text) or EXPIRED.search(text))
 
 
-def say_progress(text: str) -> None:
+def log_progress(text: str) -> None:
     """Show what matters of SkyPilot's words while it brings machines up."""
     if REASONS.search(text):
         log.info("  %s", reasons([text]))

@@ -19,7 +19,7 @@ from ..remote.upload import check_disk_size, stage
 from . import scripts
 from .cluster import Cluster
 from .machine import processes
-from .messages import explained, no_machine, say_progress
+from .messages import explained, log_progress, no_machine
 from .monitor import JobMonitor
 from .secret_cleanup import forget, values_of
 
@@ -122,7 +122,7 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
         monitor.clock.enter("provision_s")
         minutes = self.compute.idle_minutes_to_autostop or 10
         try:
-            number = cluster.launch(self._task(upload, spot, plan), minutes, say_progress, monitor.tick)
+            number = cluster.launch(self._task(upload, spot, plan), minutes, log_progress, monitor.tick)
         except BaseException:
             cluster.give_up_launch()
             raise

@@ -69,7 +69,7 @@ class Run:
     """Learning rate of the last step."""
     grad_norm: float | None = None
     """Norm of the last step's gradient before clipping; None without clipping."""
-    ahead: int = 0
+    unsynced_steps: int = 0
     """Steps that the weights are ahead of `step`: where several steps are taken at once, they are told one by one
     afterwards, and only the last one finds the weights of its own step. Always 0 where there are callbacks of yours."""
     rows: int = 0
@@ -121,7 +121,7 @@ class Run:
     report: dict[str, Any] = field(default_factory=dict)
     """Small JSON that goes into `result.json`, for what a callback has to say about the whole run (rank 0's counts)."""
 
-    def bring_together(self) -> None:
+    def gather_full_state(self) -> None:
         """Have weights and optimizer state whole here (collective where processes update shares of them)."""
         if self.collect is not None:
             self.collect()

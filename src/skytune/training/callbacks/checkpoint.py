@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint.async_writer import Event, Failed, Tensors, Writer
+from ...checkpoint.async_writer import Event, SaveFailed, Tensors, Writer
 from ...checkpoint.broadcast import check_store_shared, fetch, fetch_everywhere
 from ...checkpoint.lease import Lease, acquire
 from ...checkpoint.resume import Chosen, choose, mark_finished
@@ -162,7 +162,7 @@ class CheckpointCallback(Callback):
         if self.strategy.sharded:
             check_store_shared(self.world, self.store, self.strategy.name)
             board = Board(self.world.rank, self.world.size)
-            self.writer = ShardWriter(self.store, board, own=self.strategy.own_files, **options)
+            self.writer = ShardWriter(self.store, board, own=self.strategy.private_state_files, **options)
         elif self.world.main:
             self.writer = Writer(self.store, world_size=self.world.size, **options)
 
@@ -233,7 +233,7 @@ class CheckpointCallback(Callback):
         self._prepare()
 
     def _prepare(self) -> None:
-        if self.writer is None and not self.strategy.together:
+        if self.writer is None and not self.strategy.state_is_collective:
             return
         tensors, _ = self.snapshot.take()
         if self.writer is not None:
@@ -241,12 +241,12 @@ class CheckpointCallback(Callback):
 
     def on_step_end(self, run: Run) -> None:
         """Save when it is time; not before a validation of the same step, which is followed by a save."""
-        self._tell(run, self.writer.poll() if self.writer is not None else [])
+        self._log_events(run, self.writer.poll() if self.writer is not None else [])
         if self.lease is not None and self.lease.lost is not None:
             self.lease.check()
         settings = self.config.checkpoint
         minutes, busy = (time.monotonic() - self.saved_at) / 60, self.writer is not None and self.writer.busy
-        if run.ahead:
+        if run.unsynced_steps:
             return
         due = (settings.every_steps and run.step % settings.every_steps == 0) or (
             settings.every_minutes
@@ -267,7 +267,7 @@ class CheckpointCallback(Callback):
         """Wait for the last save."""
         main_does(self.world, lambda: self.writer.wait() if self.writer is not None else None)
         if self.writer is not None:
-            self._tell(run, self.writer.close(), ended=True)
+            self._log_events(run, self.writer.close(), ended=True)
 
     def on_exception(self, run: Run) -> None:
         """Let a running save come to its end."""
@@ -278,8 +278,8 @@ class CheckpointCallback(Callback):
         """Save the state after `run.step` (once a step); `on_run_end` waits for the last one."""
         if self.saved_step == run.step:
             return
-        run.bring_together()
-        if self.writer is None and not self.strategy.together:
+        run.gather_full_state()
+        if self.writer is None and not self.strategy.state_is_collective:
             return
         self.saved_step, self.saved_at = run.step, time.monotonic()
         must, wait = run.preempted or run.stop or run.step == run.total_steps, not self.config.checkpoint.async_save
@@ -309,12 +309,12 @@ class CheckpointCallback(Callback):
     def _asks(self, run: Run) -> bool:
         """Return whether the clock is looked at: where all processes must agree, not in every step."""
         # Where they collect the state first, this is the end of a block of steps, but for callbacks that see every one.
-        every_step = self.strategy.together or (run.collect is not None and run.config.callbacks)
+        every_step = self.strategy.state_is_collective or (run.collect is not None and run.config.callbacks)
         return run.step % ASK_EVERY_STEPS == 0 or self.world.size == 1 or not every_step
 
     def _decided_by_main(self, run: Run, wish: bool) -> bool:
         """Return rank 0's wish on every process that saves or helps to; their clocks differ."""
-        if self.world.size == 1 or not (self.strategy.together or run.collect is not None):
+        if self.world.size == 1 or not (self.strategy.state_is_collective or run.collect is not None):
             return wish
         return self.strategy.total(wish and self.world.main) > 0
 
@@ -370,16 +370,16 @@ class CheckpointCallback(Callback):
         if self.lease is not None:
             self.lease.release()
 
-    def _tell(self, run: Run, events: list[Event], ended: bool = False) -> None:
+    def _log_events(self, run: Run, events: list[Event], ended: bool = False) -> None:
         """Say what became of saves; a failure is kept until a later save succeeds.
 
         Raises:
             UserError: a save failed, there are steps left, and this run may not or shall not go on without.
         """
         for event in events:
-            if isinstance(event, Failed) and event.skipped:
+            if isinstance(event, SaveFailed) and event.skipped:
                 log.warning("checkpoint: step %d %s", event.step, event.message)
-            elif isinstance(event, Failed):
+            elif isinstance(event, SaveFailed):
                 self.failure = f"step {event.step}: {event.message}"
                 if event.lost and not ended:
                     raise UserError(event.message)

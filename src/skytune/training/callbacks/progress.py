@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, TextIO
 
 from ...config import PACKAGED
-from ...tasks import find
+from ...tasks import find_task
 from .base import Callback, Run
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Progress(Callback):
     def on_validation_end(self, run: Run) -> None:
         """Show the validation's numbers: few enough for one line; `history.jsonl` and the report have all."""
         if run.world.main:
-            first = ("loss", *find(run.config.task).metrics[:2], run.config.checkpoint.metric)
+            first = ("loss", *find_task(run.config.task).metrics[:2], run.config.checkpoint.metric)
             own = [name for name in run.metrics if name not in (*PACKAGED, "n_rows")]
             shown = [name for name in run.metrics if name in first or name in own]
             numbers = "  ".join(f"{name} {run.metrics[name]:.4f}" for name in shown)

@@ -21,7 +21,7 @@ from ...common.mappings import flatten
 from ...config import to_dict
 from ...config.schema.tracking import TrackerConfig, WandbConfig, not_installed
 from ...config.scrubbing import scrub
-from ...config.secrets import reveal
+from ...config.secrets import resolve_secrets
 from ...job import Job, JobDir
 from ..outputs import values
 from ..versions import versions
@@ -256,7 +256,7 @@ class Wandb(WandBTracker):
     """
 
     def __init__(self, config: WandbConfig, folder: Path, run_key: str, resumed: bool) -> None:
-        own = {"id": run_key, "name": run_key, **reveal(config.args)}
+        own = {"id": run_key, "name": run_key, **resolve_secrets(config.args)}
         settings = {"init_timeout": INIT_SECONDS, "console": "off", **(own.get("settings") or {})}
         self.timeout, self.first, self.trouble = float(settings["init_timeout"]), 0, ""
         own["settings"] = {"login_timeout": self.timeout, **settings}

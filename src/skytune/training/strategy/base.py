@@ -36,10 +36,10 @@ class Strategy:
     sharded = False
     """Whether every process holds state that others lack, and so writes files of its own into a checkpoint."""
 
-    together = False
+    state_is_collective = False
     """Whether reading the state for a checkpoint takes all processes."""
 
-    own_files: tuple[str, ...] = ()
+    private_state_files: tuple[str, ...] = ()
     """If `sharded`: files (`optimizer`) whose whole tensors only this process has; else all have the same."""
 
     def __init__(self, config: RunConfig, world: "DistContext") -> None:
@@ -61,7 +61,7 @@ class Strategy:
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Place the model on the device and wrap it; return what the loop calls."""
-        self.model = self.changed(model).to(self.world.device)
+        self.model = self.transform_model(model).to(self.world.device)
         self.module = self.wrap(self.model)
         if self.config.compile.mode is not CompileMode.off:
             compile_in_place(self.module, self.config)
@@ -72,7 +72,7 @@ class Strategy:
         self.model = self.module = model.to(self.world.device)
         return self.module
 
-    def changed(self, model: torch.nn.Module) -> torch.nn.Module:
+    def transform_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model with what the config changes in it before it is wrapped."""
         settings = self.config.strategy
         if self.world.size > 1 and self.world.main and any(map(_counts_own_rows, model.modules())):
@@ -102,16 +102,16 @@ class Strategy:
         """Context of one micro-batch's forward and backward; gradients are exchanged in the last one of a step only."""
         return contextlib.nullcontext()
 
-    def alone(self) -> AbstractContextManager[None] | None:
+    def no_sync(self) -> AbstractContextManager[None] | None:
         """Context in which forward and backward need no other process; None where there is no such thing (sharded
         weights). All processes enter it; what one does in it, and whether it fails, its peers do not notice. Gradients
-        computed in it, `micro_step` or not, are this process's own until `exchange`."""
+        computed in it, `micro_step` or not, are this process's own until `all_reduce_grads`."""
         return contextlib.nullcontext()
 
-    def exchange(self) -> None:
-        """Average over processes the gradients that were computed `alone`."""
+    def all_reduce_grads(self) -> None:
+        """Average over processes the gradients that were computed under `no_sync`."""
 
-    def agree(self) -> None:
+    def broadcast_buffers(self) -> None:
         """Give all processes rank 0's buffers (a batch normalization's statistics), which are what is exported, before
         a prediction (collective).
 

@@ -73,14 +73,14 @@ class DataParallelBase(Strategy):
             ) from error
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         """DDP's forward sends rank 0's buffers to all before a step's first micro-batch: here that is
         done on entering, and then left out."""
         ddp = self.module
         if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
             yield
             return
-        self.agree()
+        self.broadcast_buffers()
         before = ddp.require_forward_param_sync
         with ddp.no_sync():
             ddp.require_forward_param_sync = False
@@ -89,7 +89,7 @@ class DataParallelBase(Strategy):
             finally:
                 ddp.require_forward_param_sync = before
 
-    def exchange(self) -> None:
+    def all_reduce_grads(self) -> None:
         """In buckets, as DDP does it; a weight that only some processes used counts as 0 in the others,
         one that nobody used keeps no gradient."""
         size = self.world.size
@@ -146,8 +146,8 @@ class OptimizerSharding(DataParallelBase):
 
     name = "optimizer_sharding"
     sharded = True
-    together = True
-    own_files = ("optimizer",)
+    state_is_collective = True
+    private_state_files = ("optimizer",)
 
     def __init__(self, config: RunConfig, world: "DistContext") -> None:
         super().__init__(config, world)

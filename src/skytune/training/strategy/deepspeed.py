@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class DeepSpeed(Strategy):
     """See the module."""
 
-    together = True
+    state_is_collective = True
 
     def __init__(self, config: RunConfig, world: "DistContext") -> None:
         super().__init__(config, world)
@@ -71,7 +71,7 @@ class DeepSpeed(Strategy):
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """The engine needs the optimizer too: until then it is the model itself."""
         self.skeleton = hollow(model) if self.world.main else None
-        self.model = self.module = self.changed(model)
+        self.model = self.module = self.transform_model(model)
         return self.module
 
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -100,7 +100,7 @@ class DeepSpeed(Strategy):
         self.engine.set_gradient_accumulation_boundary(is_boundary=last)
         yield
 
-    def alone(self) -> AbstractContextManager[None] | None:
+    def no_sync(self) -> AbstractContextManager[None] | None:
         return None
 
     def autocast(self) -> AbstractContextManager[None]:

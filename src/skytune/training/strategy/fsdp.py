@@ -43,7 +43,7 @@ class FullyShard(Strategy):
 
     name = "fsdp"
     sharded = True
-    together = True
+    state_is_collective = True
 
     def __init__(self, config: RunConfig, world: "DistContext") -> None:
         super().__init__(config, world)
@@ -56,7 +56,7 @@ class FullyShard(Strategy):
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         self.skeleton = hollow(model) if self.world.main else None
-        return self._shard(self.changed(model))
+        return self._shard(self.transform_model(model))
 
     def place(self, model: torch.nn.Module) -> torch.nn.Module:
         return self._shard(model)
@@ -139,7 +139,7 @@ class FullyShard(Strategy):
         self.replicas = size // together
         return init_device_mesh(kind, (self.replicas, together), mesh_dim_names=("copy", "shard"))
 
-    def alone(self) -> AbstractContextManager[None] | None:
+    def no_sync(self) -> AbstractContextManager[None] | None:
         """None: weights are gathered in every pass."""
         return None
 
