@@ -106,7 +106,7 @@ def model_of(name: str, seed: int = 0, **more: Any) -> Any:
 class Images:
     """What a table of images gives: a few batches' worth of random ones, again and again."""
 
-    one_length, padding = False, Padding()
+    one_length, streamed, images, padding = False, False, None, Padding()
 
     def __init__(self, rows: int = 6400, held: int = 256) -> None:
         self.pixels = torch.randn(held, 3, 224, 224, generator=torch.Generator().manual_seed(0))
@@ -117,7 +117,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, rows: np.ndarray, multiple: int = 1) -> dict[str, torch.Tensor]:
+    def batch(self, rows: np.ndarray, multiple: int = 1, epoch: int | None = None) -> dict[str, torch.Tensor]:
         """Return a batch as the model takes it."""
         return {
             "pixel_values": self.pixels[torch.from_numpy(rows % len(self.pixels))],

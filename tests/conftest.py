@@ -141,6 +141,20 @@ def start_hub() -> Iterator[Callable[[], Any]]:
 
 
 @pytest.fixture(scope="session")
+def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer ViT for images of 16 x 16 pixels and its processor, in a folder."""
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-vit"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    ViTForImageClassification(ViTConfig(image_size=16, patch_size=8, **sizes)).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer BERT without a classification head and its word tokenizer, in a folder."""
     import torch

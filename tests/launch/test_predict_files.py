@@ -263,3 +263,25 @@ def test_a_million_rows_take_less_than_a_gigabyte_of_memory(tiny_classifier: Pat
         for number, line in enumerate(file):
             assert line.startswith(f"{number},")
     assert number == 999_999
+
+
+def test_images_of_a_table_get_classes_and_one_that_is_missing_none(tiny_vit: Path, tmp_path: Path) -> None:
+    from pictures import class_folder
+    from PIL import Image
+    from transformers import ViTForImageClassification, ViTImageProcessorPil
+
+    class_folder(tmp_path / "new", ("a", "b"), 4)
+    files = [f"{name}/{number}.png" for name in "ab" for number in range(4)]
+    with (tmp_path / "new" / "list.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "path"], *enumerate(files[:3]), [9, "none.png"], *enumerate(files[3:], 3)])
+    own = {"data": {"image": "path", "bad_rows": "drop"}, "predict": {"shard_rows": 5}}
+    done = run(tiny_vit, tmp_path / "new" / "list.csv", tmp_path / "out.csv", **own)
+    found = rows(tmp_path / "out.csv")
+    assert done["without_text"] == 1 and [row["path"] for row in found] == [*files[:3], "none.png", *files[3:]]
+    assert found[3]["id"] == "9" and found[3]["prediction"] == ""
+    model, processor = (made.from_pretrained(tiny_vit) for made in (ViTForImageClassification, ViTImageProcessorPil))
+    for row in found[:3] + found[4:]:
+        with Image.open(tmp_path / "new" / row["path"]) as image:
+            plain = model(**processor(image, return_tensors="pt")).logits[0].softmax(0)
+        assert row["prediction"] == f"LABEL_{int(plain.argmax())}"
+        assert float(row["probability"]) == pytest.approx(float(plain.max().detach()), abs=1e-5)

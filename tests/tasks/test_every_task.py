@@ -79,17 +79,32 @@ def of_turns(words: list[str]) -> dict[str, Any]:
     return {"talk": [{"role": "system", "content": " ".join(words)}, *talk]}
 
 
+def of_image(words: list[str]) -> dict[str, Any]:
+    return {"picture": f"{'-'.join(words)}.png", "label": of_text(words)["label"]}
+
+
+def paint(words: list[str], folder: Path) -> None:
+    """Leave the picture of a row: its colour is its mood, the rest is noise."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(len(words)).integers(0, 100, (20, 24, 3), dtype=np.uint8)
+    pixels[..., int(np.sign(mood(words))) + 1] += 120
+    Image.fromarray(pixels).save(folder / of_image(words)["picture"])
+
+
 CASES: dict[str, tuple[str, Callable[[list[str]], dict[str, Any]], dict[str, Any]]] = {
     "text-classification": ("text-classification", of_text, {}),
     "regression": ("regression", of_numbers, {}),
     "two numbers": ("regression", of_two_numbers, {"label_columns": ["mood", "length"]}),
     "multi-label": ("multi-label", of_sets, {}),
     "token-classification": ("token-classification", of_tags, {}),
+    "images": ("image-classification", of_image, {"image": "picture"}),
     "sft": ("sft", of_answers, {"prompt": "{text} ?"}),
     "messages": ("sft", of_turns, {"messages": "talk"}),
     "causal-lm": ("causal-lm", of_text, {"max_length": 12}),
 }
-CLASSIFIERS = [case for case in CASES if case not in ("sft", "messages", "causal-lm")]
+CLASSIFIERS = [case for case in CASES if case not in ("images", "sft", "messages", "causal-lm")]
+AUGMENT = {"crop": 0.5, "flip": 0.5, "rand_ops": 1, "mixup": 0.2, "cutmix": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +113,13 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lay(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, language_model: Path
-) -> Callable[..., tuple[Path, Any]]:
+def models(tiny_model: Path, language_model: Path, tiny_vit: Path) -> Callable[[str], Path]:
+    """Return what gives the model of a case."""
+    return lambda case: tiny_model if case in CLASSIFIERS else tiny_vit if case == "images" else language_model
+
+
+@pytest.fixture(scope="module")
+def lay(tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Path]) -> Callable[..., tuple[Path, Any]]:
     """Return a maker of job directories, up to the start of the workers; and the prepared splits."""
     home = tmp_path_factory.mktemp("tasks")
 
@@ -110,10 +129,14 @@ def lay(
         task, row, data = CASES[case]
         file = home / f"{case}.jsonl"
         file.write_text("".join(json.dumps(row(words)) + "\n" for words in texts(ROWS + 24)))
+        if case == "images":
+            for words in texts(ROWS + 24):
+                paint(words, home)
+            groups = {"augment": AUGMENT, "loader": {"num_workers": int(name != "calm")}, **groups}
         values: dict[str, Any] = {
             "name": name,
             "task": {"name": task},
-            "model": {"name": str(tiny_model if case in CLASSIFIERS else language_model), "dropout": 0.0},
+            "model": {"name": str(models(case)), "dropout": 0.0},
             "data": {"source": "files", "train": str(file), "test_fraction": 0.17, "validation_fraction": 0.17, **data},
             "compute": {"device": "cpu"},
             "launch": {"num_processes": 1, "threads": 1},
@@ -201,14 +224,15 @@ def test_same_weights_for_every_split_of_the_global_batch(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_weights_did_change(calm: Any, tiny_model: Path, language_model: Path, case: str) -> None:
+def test_the_weights_did_change(calm: Any, models: Callable[[str], Path], case: str) -> None:
     """Guards the tests above against a loop that trains nothing."""
     from safetensors.numpy import load_file
 
-    first, found = case in CLASSIFIERS, weights(calm(case)[0])
-    start = load_file((tiny_model if first else language_model) / "model.safetensors")
-    name = "encoder.layer.0.attention.self.value.weight" if first else "model.layers.0.self_attn.v_proj.weight"
-    assert np.abs(found[f"bert.{name}" if first else name] - start[name]).max() > 1e-6
+    found, start = weights(calm(case)[0]), load_file(models(case) / "model.safetensors")
+    parts = ("attention.self.value.weight", "self_attn.v_proj.weight", "attention.attention.value.weight")
+    name = next(name for name in start if "0." in name and name.endswith(parts))
+    here = name if name in found else f"bert.{name}"
+    assert np.abs(found[here] - start[name]).max() > 1e-6
 
 
 @pytest.mark.parametrize("case", CLASSIFIERS)
@@ -233,6 +257,27 @@ def test_plain_transformers_predicts_the_same_and_each_row_once(calm: Any, case:
         if scale:
             plain = plain * np.array(scale["std"]) + np.array(scale["mean"])
         assert np.allclose(np.ravel(plain), logits, atol=1e-4 if scale else 1e-5)
+
+
+def test_plain_transformers_sees_the_same_in_an_image_and_each_row_once(calm: Any, tmp_path: Path) -> None:
+    """By the processor that lies beside the exported model, out of the very files."""
+    import torch
+    import transformers
+    from PIL import Image
+
+    job, found = calm("images")
+    folder = job / "outputs" / "model"
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    processor = transformers.ViTImageProcessorPil.from_pretrained(folder)
+    assert [model.config.id2label[n] for n in range(3)] == found.labels == ["even", "high", "low"]
+    rows, _, collected = predictions(job)
+    assert rows.tolist() == list(range(len(found.test)))
+    files = job.parents[3].glob("*.png")
+    contents = {file.read_bytes(): file for file in files}
+    for row, logits in zip(found.test, collected, strict=True):
+        with torch.no_grad(), Image.open(contents[bytes(row["image"])]) as image:
+            plain = model(**processor(image.convert("RGB"), return_tensors="pt")).logits[0].numpy()
+        assert np.allclose(plain, logits, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["sft", "messages"])
@@ -298,7 +343,9 @@ def test_answers_are_generated_on_every_number_of_processes(lives: Any, lay: Any
         assert answer == (output[: output.index(end)] if end in output else output) and count == len(answer)
 
 
-@pytest.mark.parametrize("case", ["text-classification", "two numbers", "multi-label", "token-classification"])
+@pytest.mark.parametrize(
+    "case", ["text-classification", "two numbers", "multi-label", "token-classification", "images"]
+)
 def test_an_evaluation_of_what_was_saved_gives_the_same(lives: Any, calm: Any, case: str) -> None:
     from forked_workers import Forked
 

@@ -8,6 +8,7 @@ from .schema.evaluation import (
     CORRELATIONS,
     ENTITIES,
     ERRORS,
+    IMAGES,
     METRICS,
     MORE,
     PACKAGED,
@@ -31,7 +32,7 @@ from .schema.strategy import (
     StrategyName,
 )
 from .schema.study import Held, PriceSource, StudyConfig
-from .schema.task import LossConfig, TaskConfig
+from .schema.task import AugmentConfig, LossConfig, TaskConfig
 from .schema.training import (
     BatchConfig,
     LoaderConfig,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from .pixels import Images, Pixels
+
 IGNORED = -100
 """Label of padding, as torch's cross entropy leaves it out."""
 
@@ -26,6 +28,9 @@ class Padding:
 
     left: bool = False
     """Whether rows are filled up on the left (XLNet)."""
+
+    pixels: "Pixels | None" = None
+    """How images become numbers (see `pixels`), where rows are images."""
 
     types: bool = False
     """Whether rows that lack `token_type_ids` get zeros: not for every model the same as none (XLNet)."""
@@ -111,6 +116,10 @@ class TokenTable:
         self.targets: np.ndarray | Ragged | None = self.columns.get("labels")
         labels = self.targets
         self.labels = labels.astype(np.int64) if isinstance(labels, np.ndarray) and labels.ndim == 1 else None
+        self.images: Images | None = None
+        if padding.pixels is not None:
+            self.images = padding.pixels.images(self.columns.pop("image"), self.labels)
+            self.columns["pixel_values"] = self.images
 
     @classmethod
     def open(cls, folder: Path, padding: Padding = Padding()) -> "TokenTable":
@@ -157,18 +166,25 @@ class TokenTable:
         tensors = {name: torch.from_numpy(values.astype(np.int64)[None]) for name, values in found.items()}
         return tensors | {"borders": torch.from_numpy(borders.astype(np.int32)), "kept": torch.from_numpy(kept)}
 
-    def batch(self, rows: np.ndarray, multiple: int = 1) -> dict[str, "torch.Tensor"]:
+    def batch(self, rows: np.ndarray, multiple: int = 1, epoch: int | None = None) -> dict[str, "torch.Tensor"]:
         """Return the rows as tensors by column: [n], or [n, width] padded to the longest row here.
 
         Integers become int64, floats float32. `input_ids` are padded with the tokenizer's padding id, `labels` with
         -100, everything else with 0, on the tokenizer's side. The width is a multiple of `multiple`, but never more
         than the split's longest row needs.
+
+        Args:
+            epoch: the pass over the train split in which the rows are learned: images are changed as its augmentation
+                says, and where they are mixed `labels` are shares, float32 [n, classes]. None: as they are.
         """
         import torch
 
         tensors = {}
+        shares = None
         for name, column in self.columns.items():
-            if isinstance(column, Ragged):
+            if column is self.images:
+                values, shares = self.images.batch(rows, epoch)
+            elif isinstance(column, Ragged):
                 longest = int((column.offsets[rows + 1] - column.offsets[rows]).max(initial=1))
                 width = longest if self.one_length else min(-(-longest // multiple) * multiple, column.longest)
                 fill = {"input_ids": self.padding.token, "labels": IGNORED}.get(name, 0)
@@ -179,7 +195,7 @@ class TokenTable:
                 values = np.asarray(column.take(rows).to_pylist())
             kind = np.float32 if np.issubdtype(values.dtype, np.floating) else np.int64
             tensors[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=kind))
-        return tensors
+        return tensors if shares is None else tensors | {"labels": torch.from_numpy(shares)}
 
 
 def column(values: "pa.ChunkedArray") -> Any:

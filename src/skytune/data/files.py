@@ -4,7 +4,9 @@ import bz2
 import gzip
 import hashlib
 import io
+import logging
 import lzma
+import os
 import re
 import zipfile
 import zlib
@@ -21,9 +23,12 @@ from ..config.installing import add_extra
 from ..config.secrets import resolve_secrets
 from ..models.hashing import hash_file
 from ..models.source import first_line
-from .columns import Columns
+from .columns import Columns, text_columns
 from .formats import parse
+from .images import ENDINGS, image_rows, is_image, root_of
 from .rows import Rows, concatenate
+
+log = logging.getLogger(__name__)
 
 KINDS = {
     ".csv": "csv",
@@ -87,12 +92,12 @@ FOREIGN = {
 
 def looks_like_file(spec: str) -> bool:
     """Return whether a split's name is rather a path: it ends like a file that can be read, or has a protocol."""
-    return "://" in spec or _ending(spec) in KINDS or spec.lower().endswith(PACKED)
+    return "://" in spec or _ending(spec) in KINDS or spec.lower().endswith(PACKED) or is_image(spec)
 
 
 def find_files(spec: str, key: str) -> list[tuple[Any, str]]:
     """Return the (file system, path) pairs that a path, glob or URL means, sorted by path; of a folder that
-    `Dataset.save_to_disk` left, its files.
+    `Dataset.save_to_disk` left, its files, of another one on this disk the images in it.
 
     Raises:
         UserError: no such file, a glob that matches nothing, another folder, an unknown or unreachable file system.
@@ -138,8 +143,11 @@ def read_files(spec: str, config: DataConfig, key: str, name: str, columns: Colu
     Raises:
         UserError: a file that is missing, empty, broken, of an unknown kind or without the columns.
     """
-    parts, skipped = [], 0
-    for system, path in find_files(spec, key):
+    parts, skipped, files = [], 0, find_files(spec, key)
+    if is_image(files[0][1]):
+        paths = [path for _, path in files if is_image(path)]
+        return image_rows(paths, spec, name, text_columns(config) if columns is None else columns), 0
+    for system, path in files:
         rows, lost = _read(system, path, config, key, columns)
         skipped += lost
         parts.append(rows)
@@ -149,7 +157,16 @@ def read_files(spec: str, config: DataConfig, key: str, name: str, columns: Colu
 def read_head(spec: str, config: DataConfig, key: str, columns: Columns) -> Rows:
     """Return the first rows of the first file of a split; arguments and errors as those of `read_files`."""
     system, path = find_files(spec, key)[0]
+    if is_image(path):
+        return read_files(spec, config, key, "train", columns)[0]
     return _read(system, path, config, key, columns, head=True)[0]
+
+
+def hash_files(spec: str, key: str) -> list[Any]:
+    """Return `hash_content` of the files that a spec means; of images with the places that tell their classes."""
+    files = find_files(spec, key)
+    root = root_of(spec) if is_image(files[0][1]) else ""
+    return [[*hash_content(*file), *([os.path.relpath(file[1], root)] if root else [])] for file in files]
 
 
 def hash_content(system: Any, path: str) -> list[Any]:
@@ -205,7 +222,14 @@ def _saved_files(system: Any, folder: str, word: str) -> list[tuple[Any, str]]:
             raise UserError(
                 f"{word}: is a folder; give files in it, such as {word}/{below}*{endings.most_common(1)[0][0]}"
             )
-    raise UserError(f"{word}: is a folder without a table in it (known endings: {', '.join(KINDS)})")
+    files = [name for name in sorted(system.find(folder)) if not name.rsplit("/", 1)[-1].startswith(".")]
+    if images := [name for name in files if is_image(name)]:
+        if others := Counter(_ending(name) for name in files if not is_image(name)):
+            told = ", ".join(f"{count:,} {ending or 'without'}" for ending, count in others.most_common(3))
+            log.info("data: %s: left out, as no images by their endings: %s", word, told)
+        return [(system, name) for name in images]
+    known = ", ".join((*KINDS, *ENDINGS))
+    raise UserError(f"{word}: is a folder without a table in it, and without images (known endings: {known})")
 
 
 def _read(

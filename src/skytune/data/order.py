@@ -68,7 +68,8 @@ class SampleOrder:
         """Return the micro-batches of one process in an optimizer step."""
         lengths = self.lengths if self.one_length else None
         split = {"rank": rank, "world_size": world_size}
-        return micro_batches(self.rows(step), **split, micro_size=micro_size, lengths=lengths, units=self.units)
+        found = micro_batches(self.rows(step), **split, micro_size=micro_size, lengths=lengths, units=self.units)
+        return [replace(micro, epoch=self.position(step).epoch) for micro in found]
 
     def position(self, step: int) -> Position:
         """Return the position of an optimizer step (steps count from 0)."""
@@ -116,12 +117,14 @@ class MicroBatch:
             rows and tokens are spread.
         last: True for the step's last micro-batch.
         real: how many of the rows count.
+        epoch: the pass over the rows that they belong to.
     """
 
     rows: np.ndarray
     weight: float
     last: bool
     real: int
+    epoch: int = 0
 
 
 def micro_batches(

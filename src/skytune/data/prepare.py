@@ -7,15 +7,6 @@ from typing import Any
 import numpy as np
 
 from ..config import BadRows, ConfigError, DataConfig, ModelConfig, UserError
-from ..models import (
-    agree_on_padding,
-    check_vocabulary,
-    fetch,
-    load_config,
-    load_tokenizer,
-    max_length,
-    read_specials_as,
-)
 from .columns import fields, missing
 from .labels import MISSING, labelled
 from .rows import Rows, drop_bad, own_texts, without_labels
@@ -46,7 +37,7 @@ class Prepared:
     """Further evaluation sets, by name, as `train`."""
 
     tokenizer: Any
-    """The tokenizer; None where the data set brings numbers."""
+    """The tokenizer, or the image processor; None where the data set brings numbers."""
 
     labels: list[str]
     """Names of the classes, or outputs, in their order."""
@@ -123,7 +114,7 @@ def prepare(
         splits["train"] = splits["train"].take(kept)
     tokenizer = limit = None
     if splits["test"].rows.text is not None:
-        tokenizer, limit = tokenizer_of(config, model)
+        tokenizer, limit = task.opens(config, model)
         notes["max_length"] = limit if limit is not None else "no limit"
     done, texts = {}, {}
     total = 0
@@ -293,17 +284,3 @@ def _count_duplicates(train: Split, notes: Notes) -> None:
     notes["duplicate_texts"] = len(keys) - len(texts)
     pairs = np.unique(np.stack([first, train.encoded.strata]), axis=1)
     notes["conflicting_texts"] = int((np.bincount(pairs[0]) > 1).sum())
-
-
-def tokenizer_of(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]:
-    """Return the tokenizer and the number of tokens at which texts are cut."""
-    tokenizer = load_tokenizer(model)
-    values = None if model._target_ else load_config(model, fetch(model.name, model.revision, weights=False))
-    check_vocabulary(tokenizer, values)
-    if values is not None:
-        agree_on_padding(tokenizer, values)
-    read_specials_as(tokenizer, config.special_tokens)
-    limit = max_length(tokenizer, values)
-    if config.max_length is not None and limit is not None and config.max_length > limit:
-        raise ConfigError(f"data.max_length={config.max_length}: {model.name} takes {limit} tokens at most")
-    return tokenizer, config.max_length or limit

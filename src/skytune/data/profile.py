@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from ..config import BadRows, DataConfig, ModelConfig, NotReachable, UserError
-from .prepare import Notes, Split, read_splits, tokenizer_of
+from .prepare import Notes, Split, read_splits
 from .quality import contradictions
 from .rows import Rows
 from .splits import collapse, normalize, text_keys
 from .targets import CLASSES, Reading, odd_classes
-from .tokens import tokenize
+from .tokens import tokenize, tokenizer_of
 
 EXAMPLES = 10
 """Texts of a kind that are shown."""
@@ -52,7 +52,7 @@ def profile(
         lenient = dataclasses.replace(config, bad_rows=BadRows.drop)
         splits, targets = read_splits(lenient, seed, sets, notes, None, task)
     tokenizer, limit, why = None, None, ""
-    if splits["train"].rows.text is not None:
+    if splits["train"].rows.text is not None and task.opens is tokenizer_of:
         try:
             tokenizer, limit = tokenizer_of(config, model)
         except NotReachable as error:

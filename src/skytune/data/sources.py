@@ -11,9 +11,11 @@ from ..models.hub import commit_of, not_reachable, one_line
 from ..models.quiet import quiet
 from .adapt import as_dataset, from_dataset
 from .columns import Columns, text_columns
-from .files import find_files, hash_content, looks_like_file, read_files, read_head
+from .files import hash_files, looks_like_file, read_files, read_head
+from .images import arrange, image_column, split_folder
 from .packaged import packaged_part, read, version
 from .rows import Rows
+from .splits import KEYS
 
 
 class Source:
@@ -40,6 +42,7 @@ class Source:
         """
         source = self.config.source
         if self.is_file(spec):
+            spec = self._folder(spec, name)
             rows, malformed = read_files(spec, self.config, key, name, self.columns)
             self.malformed += malformed
             return rows
@@ -50,12 +53,20 @@ class Source:
     def head(self, spec: str) -> Rows:
         """Return the first rows of the train split, of some sources all; arguments and errors as those of `split`."""
         if self.is_file(spec):
+            spec = self._folder(spec, "train")
             return read_head(spec, self.config, "data.train", self.columns)
         return self.split(spec, "data.train", "train")
 
     def offers(self, name: str) -> bool:
-        """Return whether a function of the user's own brought a split of this name without being asked for it."""
+        """Return whether there is a split of this name that was not asked for: a function of the user's own brought it,
+        or it lies beside train in a folder of images."""
+        if self.config.source is DataSource.files:
+            return split_folder(self.config.train, name) is not None
         return self.config.source is DataSource.target and name in self._splits()
+
+    def _folder(self, spec: str, name: str) -> str:
+        """Return where the images of a split lie, of a folder of splits or of a split that such a folder offers."""
+        return split_folder(self.config.train if spec == name else spec, name) or spec
 
     def fingerprint(self, sets: dict[str, str]) -> str:
         """Return a hash of everything that the splits are read from, without parsing any of it.
@@ -77,7 +88,7 @@ class Source:
             if not spec:
                 continue
             if self.is_file(spec):
-                found.append([key, [hash_content(*file) for file in find_files(spec, key)]])
+                found.append([key, hash_files(spec, key), self._hash_images(spec, key)])
                 continue
             found.append([key, spec])
             if source is DataSource.packaged:
@@ -89,6 +100,13 @@ class Source:
         elif source is DataSource.target:
             found.append(hash_target(str(config._target_), config.args, "data._target_"))
         return hash_values(found)
+
+    def _hash_images(self, spec: str, key: str) -> str:
+        """Return a hash of the images that a table names; empty where `data.image` names no column of it."""
+        if self.config.image is None:
+            return ""
+        rows = read_files(spec, self.config, key, key, (image_column(self.config),))[0]
+        return hash_values(arrange(rows, self.config).more[KEYS].to_pylist())
 
     def is_file(self, spec: str) -> bool:
         """Return whether a split is read from files, rather than by its name."""

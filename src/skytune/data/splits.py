@@ -112,6 +112,10 @@ def normalize(text: str) -> str:
     return text.translate(_letters).casefold() or collapse(text)
 
 
+KEYS = "keys"
+"""Role of a column (`Rows.more`) of uint64 keys, where what rows hold is no text: equal content has equal keys."""
+
+
 def text_keys(rows: Rows, form: Callable[[str], str] = normalize) -> np.ndarray | None:
     """Return a 64-bit key of every row's text (and second text) in a normal form; equal texts have equal keys.
 
@@ -120,6 +124,8 @@ def text_keys(rows: Rows, form: Callable[[str], str] = normalize) -> np.ndarray 
     Returns:
         (rows,) uint64. Without texts the keys are those of the token ids; None where there are none either.
     """
+    if KEYS in rows.more:
+        return np.asarray(rows.more[KEYS].to_numpy())
     if rows.text is None:
         return _number_keys(rows)
     keys = np.empty(len(rows), dtype=np.uint64)

@@ -8,6 +8,7 @@ import gzip
 import io
 import itertools
 import lzma
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from .formats import (
     rows_of_table,
     rows_of_values,
 )
+from .images import IMAGE, image_rows, is_image, root_of
 from .rows import Rows
 
 KEY = "predict.input"
@@ -97,7 +99,11 @@ def read_shards(spec: str, config: DataConfig, columns: Columns, rows: int) -> I
     """
     header: list[str] = []
     numbers, first = itertools.count(), ""
-    for system, path in find_files(spec, KEY):
+    files = find_files(spec, KEY)
+    if is_image(files[0][1]):
+        yield from _images([path for _, path in files if is_image(path)], spec, columns, rows)
+        return
+    for system, path in files:
         start, shard, bad = 0, None, list[Malformed]()
         for values in _regrouped(_blocks(system, path, config, columns, bad), rows):
             if shard is not None:
@@ -116,6 +122,16 @@ def read_shards(spec: str, config: DataConfig, columns: Columns, rows: int) -> I
             raise UserError(f"{path}: the file has no rows")
         shard.left_out = len(bad)
         yield shard
+
+
+def _images(files: list[str], spec: str, columns: Columns, rows: int) -> Iterator[Shard]:
+    """Yield image files as the rows of a table with their paths."""
+    whole = image_rows(files, spec, KEY, columns)
+    name, root = next(column.name for column in columns if column.role == IMAGE), root_of(spec)
+    for number, start in enumerate(range(0, len(files), rows)):
+        some = whole.take(np.arange(start, min(start + rows, len(files))))
+        paths = [os.path.relpath(file, root) for file in files[start : start + rows]]
+        yield Shard(number, some, [name], pa.table({name: pa.array(paths, pa.large_string())}))
 
 
 def _keys(records: list[dict[str, Any]]) -> list[str]:

@@ -87,6 +87,11 @@ def _feed(digest: Any, chunks: list[Any], kind: Any) -> None:
         for chunk in chunks:
             digest.update(chunk.value_lengths().to_numpy(zero_copy_only=False).astype("int64").data)
         _feed(digest, [chunk.flatten() for chunk in chunks], kind.value_type)
+    elif pa.types.is_large_binary(kind):  # images: no Python object for each
+        for chunk in chunks:
+            for value in chunk:
+                digest.update(len(value.as_buffer()).to_bytes(8, "little"))
+                digest.update(value.as_buffer())
     elif (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not any(chunk.null_count for chunk in chunks):
         for chunk in chunks:
             digest.update(chunk.to_numpy().data)

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ..config import DataConfig
+from ..config import DataConfig, ModelConfig
 from .columns import Columns, text_columns
 from .labels import MISSING, Classes, encode, find_classes, read_labels, shorten
 from .quality import class_oddities, contradicting_labels, small_test
 from .rows import Rows
-from .tokens import tokenize, with_labels
+from .tokens import tokenize, tokenizer_of, with_labels
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,14 @@ def as_read(rows: Rows, config: DataConfig) -> Rows:
     return rows
 
 
+def inputs(rows: Rows, tokenizer: Any, limit: int | None) -> tuple[pa.Table, dict[str, Any], int]:
+    """Return what a model is given of each row as a table with its features, and how many texts were cut off."""
+    if rows.other is None:
+        return tokenize(rows, tokenizer, limit)
+    dataset = rows.other.flatten_indices() if rows.other._indices is not None else rows.other
+    return dataset.with_format("arrow")[:], dict(dataset.features), 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """The answers of a task that concern a table; `skytune.tasks.Task` has them among its own."""
@@ -97,6 +105,13 @@ class Reading:
     arrange: Callable[[Rows, DataConfig], Rows] = as_read
     """Makes of the columns that were read what the task goes on with: texts for messages and for the search for leaks
     in `Rows.text`, rows that cannot be used, with what is wrong, in `Rows.odd`."""
+
+    opens: Callable[[DataConfig, ModelConfig], tuple[Any, int | None]] = tokenizer_of
+    """What makes of rows what the model reads, and is stored beside it (`save_pretrained`): its tokenizer, its image
+    processor; and the most tokens that a row may have."""
+
+    inputs: Callable[[Rows, Any, int | None], tuple[pa.Table, dict[str, Any], int]] = inputs
+    """What a model is given of each row; called with what `opens` returns. See the function of this name."""
 
     odd: Callable[[Targets, DataConfig, Rows, np.ndarray, Mapping[str, np.ndarray]], list[str]] = nothing_odd
     """What a person should hear of before training: called with the rows of train as they were read (none where no text
@@ -141,14 +156,6 @@ class ClassTargets:
 
         table, features, truncated = inputs(rows, tokenizer, limit)
         return with_labels(table, features, encoded.values, datasets.ClassLabel(names=self.names)), truncated
-
-
-def inputs(rows: Rows, tokenizer: Any, limit: int | None) -> tuple[pa.Table, dict[str, Any], int]:
-    """Return what a model is given of each row as a table with its features, and how many texts were cut off."""
-    if rows.other is None:
-        return tokenize(rows, tokenizer, limit)
-    dataset = rows.other.flatten_indices() if rows.other._indices is not None else rows.other
-    return dataset.with_format("arrow")[:], dict(dataset.features), 0
 
 
 CLASSES = Reading(columns=text_columns, targets=ClassTargets.find, lacking=lacks_class, odd=odd_classes)

@@ -7,12 +7,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..config import UserError
+from ..config import ConfigError, DataConfig, ModelConfig, UserError
+from ..models import (
+    agree_on_padding,
+    check_vocabulary,
+    fetch,
+    load_config,
+    load_tokenizer,
+    max_length,
+    read_specials_as,
+)
 from ..models.quiet import quiet
 from .rows import Rows
 
 BATCH = 1000
 """Texts that are tokenized at once."""
+
+
+def tokenizer_of(config: DataConfig, model: ModelConfig) -> tuple[Any, int | None]:
+    """Return the tokenizer and the number of tokens at which texts are cut."""
+    tokenizer = load_tokenizer(model)
+    values = None if model._target_ else load_config(model, fetch(model.name, model.revision, weights=False))
+    check_vocabulary(tokenizer, values)
+    if values is not None:
+        agree_on_padding(tokenizer, values)
+    read_specials_as(tokenizer, config.special_tokens)
+    limit = max_length(tokenizer, values)
+    if config.max_length is not None and limit is not None and config.max_length > limit:
+        raise ConfigError(f"data.max_length={config.max_length}: {model.name} takes {limit} tokens at most")
+    return tokenizer, config.max_length or limit
 
 
 def tokenize(rows: Rows, tokenizer: Any, limit: int | None) -> tuple[pa.Table, dict[str, Any], int]:

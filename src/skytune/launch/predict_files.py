@@ -19,7 +19,7 @@ from ..config.schema.task import AUTO
 from ..config.secrets import mask_secrets, resolve_secrets
 from ..config.targets import user_paths
 from ..data.files import find_files, hash_content
-from ..data.prepare import tokenizer_of
+from ..data.images import IMAGE
 from ..data.stream import KEY
 from ..data.written import join_shards
 from ..job import Job, JobDir, read_json, write_json
@@ -74,10 +74,11 @@ def predict_files(config: RunConfig, checkpoint: str) -> dict[str, Any]:
     folder, files = Path(saved.folder), find_files(str(config.predict.input), KEY)
     name = config.task.name if config.task.name != AUTO else of_saved(saved, f"checkpoint={checkpoint}")
     config = replace(config, task=replace(config.task, name=CLASSES if name == AUTO else name))
-    odd = [column for column in find_task(config.task).columns(config.data) if column.needed and column.kind != "text"]
+    task = find_task(config.task)
+    odd = [c for c in task.columns(config.data) if c.needed and c.kind != "text" and c.role != IMAGE]
     if odd:
         raise ConfigError(f"pipeline=predict: task={name} reads '{odd[0].name}', which is no text; score it instead")
-    tokenizer, limit = tokenizer_of(config.data, config.model)
+    tokenizer, limit = task.opens(config.data, config.model)
     config = replace(config, limit_eval_batches=None, data=replace(config.data, max_length=limit))
     given = to_dict(config.predict) | {"input": [hash_content(*file) for file in files], "output": config.predict.kind}
     read = {key: value for key, value in to_dict(config.data).items() if key != "bad_rows"}

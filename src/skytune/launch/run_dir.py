@@ -77,6 +77,8 @@ def identity_config(config: RunConfig) -> dict[str, Any]:
     values["eval"] = {key: value for key, value in values["eval"].items() if key not in UNDECISIVE_EVAL}
     if config.loss.is_plain:
         del values["loss"]
+    if config.augment.is_off:
+        del values["augment"]
     if config.eval.threshold is None:
         del values["eval"]["threshold"]
     if own := deciding_metrics(config):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ..data.images import thumbnail
 from .summary import summarize, token_lengths
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ svg { width: 100%; height: 90px; display: block } rect { fill: var(--bar) }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13px } th { font-weight: 600 }
 th, td { text-align: left; vertical-align: top; padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line) }
 td { min-width: 90px; max-width: 340px; overflow-wrap: anywhere }
+.grid { display: flex; flex-wrap: wrap; gap: 12px } figure { margin: 0; text-align: center; color: var(--soft) }
+.grid img { width: 96px; height: 96px; object-fit: contain; image-rendering: pixelated; display: block }
 th small { display: block; color: var(--soft); font-weight: 400 }
 """
 
@@ -78,7 +81,8 @@ def _section(name: str, dataset: "Dataset") -> str:
         parts.append(_histogram(tokens))
     if len(dataset):
         parts += [f"<h3>{title}</h3>{table}" for title, table in _readable(dataset)]
-        parts.append(f"<h3>First rows</h3>{_table(dataset, summary['features'])}")
+        grid = _grid(dataset) if "image" in dataset.column_names else _table(dataset, summary["features"])
+        parts.append(f"<h3>First rows</h3>{grid}")
     return f"<section>{''.join(parts)}</section>"
 
 
@@ -100,6 +104,17 @@ def _readable(dataset: "Dataset") -> Iterator[tuple[str, str]]:
             told = ", ".join(f"{name} {share:.3f}" for name, share in zip(names, shares, strict=True))
             rows.append((row["row"], true, names[int(shares.argmax())], told))
         yield "Predictions", _rows_table(("row", "true", "predicted", "probabilities"), rows)
+
+
+def _grid(dataset: "Dataset") -> str:
+    """Return the first images with their classes."""
+    names = getattr(dataset.features.get("labels"), "names", None) or []
+    rows = dataset.with_format(None).select(range(min(_PREDICTED, len(dataset))))
+    shown = "".join(
+        f"<figure>{_cell(row['image'], [])}<figcaption>{_cell(row.get('labels', ''), names)}</figcaption></figure>"
+        for row in rows
+    )
+    return f'<div class="grid">{shown}</div>'
 
 
 def _rows_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -147,6 +162,8 @@ def _table(dataset: "Dataset", features: dict[str, str]) -> str:
 
 
 def _cell(value: Any, names: list[str]) -> str:
+    if isinstance(value, bytes):
+        return f'<img src="{thumbnail(value)}" alt="">'
     if isinstance(value, int) and 0 <= value < len(names):
         value = f"{value} {names[value]}"
     if isinstance(value, list) and len(value) > 8:

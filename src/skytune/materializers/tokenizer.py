@@ -1,4 +1,4 @@
-"""How ZenML stores tokenizers: with the files that `save_pretrained` writes."""
+"""How ZenML stores tokenizers and image processors: with the files that `save_pretrained` writes."""
 
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,7 @@ from zenml.enums import ArtifactType
 
 from ..data.linking import link_or_copy
 from ..job import read_json, write_json
-from ..models import quiet
+from ..models import PROCESSOR, quiet, read_processor
 from .files import CLASS_FILE, FolderMaterializer, files_under, read_class, write_class
 from .types import named_type
 
@@ -17,10 +17,11 @@ DECODER = "tokenizer.json"
 
 
 class TokenizerMaterializer(FolderMaterializer):
-    """Stores tokenizers of transformers, fast and slow."""
+    """Stores tokenizers of transformers, fast and slow, and image processors."""
 
     ASSOCIATED_TYPES: ClassVar[tuple[type, ...]] = (
         named_type("transformers.tokenization_utils_base.PreTrainedTokenizerBase"),
+        named_type("transformers.image_processing_base.ImageProcessingMixin"),
     )
     ASSOCIATED_ARTIFACT_TYPE: ClassVar[ArtifactType] = ArtifactType.DATA
     HASHED: ClassVar[bool] = True
@@ -30,6 +31,8 @@ class TokenizerMaterializer(FolderMaterializer):
         with quiet("transformers"):
             data.save_pretrained(str(folder))
         write_class(folder, data)
+        if (folder / PROCESSOR).is_file():
+            return
         # `save_pretrained` writes the sides that the tokenizer was made with, not those that were set since.
         config = folder / "tokenizer_config.json"
         sides = {name: getattr(data, name) for name in ("padding_side", "truncation_side")}
@@ -41,11 +44,15 @@ class TokenizerMaterializer(FolderMaterializer):
         """Return the tokenizer."""
         from transformers import PreTrainedTokenizerBase
 
+        if (folder / PROCESSOR).is_file():
+            return read_processor(str(folder))
         with quiet("transformers"):
             return read_class(folder, PreTrainedTokenizerBase).from_pretrained(str(folder), local_files_only=True)
 
     def extract_metadata(self, data: Any) -> dict[str, Any]:
         """Return class, size of the vocabulary (added tokens included), longest input in tokens and padding side."""
+        if not hasattr(data, "padding_side"):
+            return {"class": type(data).__name__}
         return {
             "class": type(data).__name__,
             "vocab_size": len(data),

@@ -8,6 +8,7 @@ from .formats import is_adapter
 from .hashing import hash_file, hash_values
 from .head import Head, auto_of, give_settings, own_settings
 from .lora import check_adapter, has_adapter, trained_state
+from .processor import PROCESSOR, load_processor, read_processor
 from .quiet import quiet
 from .saved import TARGET_FILE, SavedModel, load_saved, merge_adapter, save_model, saved_model
 from .source import (

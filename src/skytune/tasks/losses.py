@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def class_loss(config: LossConfig, names: list[str], train: TokenTable | None) -> Callable[[Any, Any], Any] | None:
-    """Return the loss that a configuration asks for, called with logits [rows, classes] and class numbers [rows]; None
-    for the model's own.
+def class_loss(
+    config: LossConfig, names: list[str], train: TokenTable | None, shares: bool = False
+) -> Callable[[Any, Any], Any] | None:
+    """Return the loss that a configuration asks for, called with logits [rows, classes] and class numbers [rows] (or
+    their `shares` [rows, classes]); None for the model's own.
 
     Raises:
         ConfigError: weights for another number of classes.
     """
-    if config.is_plain or train is None:
+    if train is None or (config.is_plain and not shares):
         return None
     weights, smoothing, gamma = _weights(config, names, train), config.label_smoothing, config.focal_gamma
 

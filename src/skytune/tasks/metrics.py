@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from skytune.config import CORRELATIONS, ENTITIES, ERRORS, PACKAGED, ConfigError, UserError
+from skytune.config import CORRELATIONS, ENTITIES, ERRORS, IMAGES, PACKAGED, ConfigError, UserError
 from skytune.config.targets import instantiate, locate, split_spec
 
 FUNCTIONS = {
@@ -37,6 +37,9 @@ AREAS = {"roc_auc": "roc_auc_score", "pr_auc": "average_precision_score"}
 
 AVERAGED = ("f1", "precision", "recall")
 NUMBERS = (*ERRORS, *CORRELATIONS)
+TOP = 5
+"""Classes that count for `top_5`."""
+
 SETS = "sets_"
 """What the names of metrics begin with that take a set of classes a row."""
 
@@ -306,7 +309,7 @@ def _packaged(name: str, inputs: Inputs) -> dict[str, float]:
         return {name: float(np.mean([area[name] for area in areas])) if areas else float("nan")}
     kind, _, average = name.partition("_")
     options = {"average": average or ("binary" if inputs.binary else "macro")} if kind in AVERAGED else {}
-    given = inputs.logits if name == "loss" else inputs.predictions
+    given = inputs.logits if name in ("loss", *IMAGES) else inputs.predictions
     found = packaged(kind if options else name).compute(predictions=given, references=inputs.labels, **options)
     return {name: next(iter(found.values()))}
 
@@ -407,7 +410,8 @@ def _evaluator(name: str, *args: Any, **options: Any) -> Any:
 def packaged(name: str) -> Any:
     """Return a packaged metric (of `skytune.config.PACKAGED`, or `loss`) as an `evaluate.Metric`.
 
-    Its `compute` takes `references` (n class numbers) and `predictions`: n class numbers, logits [n, k] for `loss`.
+    Its `compute` takes `references` (n class numbers) and `predictions`: n class numbers, logits [n, k] for `loss` and
+    `top_5`.
     `roc_auc` and `pr_auc` take `prediction_scores` (n numbers, higher for class 1) instead, as the Hub's do, and `f1`,
     `precision` and `recall` take `average` ("binary": class 1 alone; "macro"). Those of numbers take n numbers. What is
     undefined is 0, the area under a curve and a correlation NaN. Arrays go to scikit-learn and SciPy as they are, and
@@ -421,7 +425,10 @@ def packaged(name: str) -> Any:
     truth: Any = Value("float64" if name in NUMBERS else "int64")
     if name in ENTITIES or name.startswith(SETS):
         truth = Sequence(Value("string" if name in ENTITIES else "int64"))
-    kind: Any = {"loss": Sequence(Value("float64")), **dict.fromkeys(AREAS, Value("float64"))}.get(name, truth)
+    kind: Any = {
+        **dict.fromkeys(("loss", *IMAGES), Sequence(Value("float64"))),
+        **dict.fromkeys(AREAS, Value("float64")),
+    }.get(name, truth)
     layout = "numpy" if all(isinstance(part, Value) for part in (kind, truth)) else None
     features = Features({scored: kind, "references": truth})
     measured: Callable[..., float] = _score
@@ -509,6 +516,10 @@ def _score(name: str, truth: np.ndarray, scores: np.ndarray, average: str = "bin
         return float(-np.mean(log_softmax(scores.astype(np.float64), axis=1)[np.arange(len(truth)), truth]))
     from sklearn import metrics
 
+    if name in IMAGES:
+        if scores.shape[1] <= TOP:
+            return 1.0
+        return float(metrics.top_k_accuracy_score(truth, scores, k=TOP, labels=range(scores.shape[1])))
     if name in AREAS:
         if len(np.unique(truth)) < 2:
             return float("nan")

@@ -82,6 +82,9 @@ class Scoring:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """The user's own (`eval.extra_metrics`)."""
 
+    mistakes: int = 10
+    """How many of them are shown."""
+
     shown: Sequence[Any] | None = None
     """The rows (usually `Shown`), where sections for the report are wanted; None during training."""
 
@@ -194,6 +197,9 @@ class Task(Reading):
 
     weighs_classes: bool = False
     """Whether `loss.*` means something to it."""
+
+    augments: bool = False
+    """Whether `augment.*` means something to it."""
 
     ends: Callable[[Any, RunConfig], list[int]] | None = None
     """Tokens that end what the model writes itself (`eval.generate`), for a tokenizer; None where it writes nothing.

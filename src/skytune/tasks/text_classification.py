@@ -25,7 +25,7 @@ THRESHOLD = "skytune_threshold"
 
 def fits(features: Mapping[str, Any]) -> bool:
     """Whether labels are single classes."""
-    return type(features.get("labels")).__name__ == "ClassLabel"
+    return type(features.get("labels")).__name__ == "ClassLabel" and "image" not in features
 
 
 def model(config: RunConfig, names: list[str], train: TokenTable | None) -> Head:
@@ -52,7 +52,9 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
         metrics = compute(scoring.metrics, dict(scoring.extra), logits, targets, threshold)
         return Scored({name: value for name, value in metrics.items() if name != "n_rows"}, len(targets))
     shown, extra = scoring.shown, dict(scoring.extra)
-    found = evaluate_split(logits, targets, scoring.names, scoring.metrics, extra, shown, threshold=threshold)
+    found = evaluate_split(
+        logits, targets, scoring.names, scoring.metrics, extra, shown, scoring.mistakes, threshold=threshold
+    )
     names = scoring.names
     return Scored(
         metrics=found.pop("metrics"),

@@ -21,7 +21,6 @@ from ..config import UserError
 from ..data.batches import Padding, Ragged, TokenTable
 from ..data.rows import drop_bad
 from ..data.stream import Shard, read_shards
-from ..data.targets import inputs
 from ..data.written import write_shard
 from ..distributed.collectives import all_do
 from ..distributed.context import join
@@ -114,7 +113,8 @@ class _Reader:
     def __init__(self, jobdir: JobDir, job: Job, task: Task, scoring: Scoring) -> None:
         self.config, self.task, self.scoring, self.folder = job.config, task, scoring, jobdir.root / "shards"
         self.padding: Padding = padding_of(jobdir, job)
-        self.tokenizer = models.read_tokenizer(str(jobdir.root / str(job.tokenizer)))
+        folder = str(jobdir.root / str(job.tokenizer))
+        self.reader = None if self.padding.pixels is not None else models.read_tokenizer(folder)
         self.one_length = False
 
     def shards(self, rows: int) -> Iterator[Shard]:
@@ -141,7 +141,7 @@ class _Reader:
         start = int(shard.rows.number[0])  # type: ignore[index]
         rows, _ = drop_bad(self.task.arrange(shard.rows, self.config.data), self.config.data.bad_rows)
         kept = np.asarray(rows.number) - start
-        table = TokenTable(inputs(rows, self.tokenizer, self.config.data.max_length)[0], self.padding)
+        table = TokenTable(self.task.inputs(rows, self.reader, self.config.data.max_length)[0], self.padding)
         table.one_length = self.one_length
         return kept, table
 

@@ -11,6 +11,7 @@ import torch
 from .. import models
 from ..config import UserError
 from ..data.batches import Padding, Ragged, TokenTable
+from ..data.pixels import Augmentation, Pixels
 from ..job import Job, JobDir
 from ..tasks import Task
 
@@ -21,21 +22,29 @@ def open_tables(jobdir: JobDir, job: Job) -> dict[str, TokenTable]:
     """Open every split of the job."""
     folders = {**({"train": job.train} if job.train else {}), **job.evaluation}
     padding = padding_of(jobdir, job)
-    return {name: TokenTable.open(jobdir.root / folder, padding) for name, folder in folders.items()}
+    tables = {name: TokenTable.open(jobdir.root / folder, padding) for name, folder in folders.items()}
+    if job.train and (images := tables["train"].images) is not None and not job.config.augment.is_off:
+        images.augmentation = Augmentation(job.config.augment, job.config.seed, len(job.labels))
+    return tables
 
 
 def padding_of(jobdir: JobDir, job: Job) -> Padding:
-    """Return how the job's tokenizer pads."""
+    """Return how the job's tokenizer pads, or its image processor scales."""
     if not job.tokenizer:
         return Padding()
+    if (jobdir.root / job.tokenizer / models.PROCESSOR).is_file():
+        return Padding(pixels=Pixels(models.read_processor(str(jobdir.root / job.tokenizer))))
     found = models.read_tokenizer(str(jobdir.root / job.tokenizer))
-    return Padding(int(found.pad_token_id), found.padding_side == "left", "token_type_ids" in found.model_input_names)
+    types = "token_type_ids" in found.model_input_names
+    return Padding(int(found.pad_token_id), found.padding_side == "left", types=types)
 
 
 def open_model(jobdir: JobDir, job: Job, head: models.Head) -> torch.nn.Module:
     """Return the model that the job trains or predicts with, on the CPU; `head` is what its task asks of it."""
     weights = str(jobdir.root / job.weights) if job.weights else None
     tokenizer = str(jobdir.root / job.tokenizer) if job.tokenizer else None
+    if tokenizer and (Path(tokenizer) / models.PROCESSOR).is_file():
+        tokenizer = None
     if job.kind == "train":
         config = job.config.model
         if config.lora.adapter:

@@ -1,10 +1,12 @@
 """Taking optimizer steps: the plain way, one at a time, and what the loop needs of any other way."""
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..config import OnNan, RunConfig
 from ..data.batches import TokenTable
 from ..data.order import MicroBatch, SampleOrder, step_seed
+from ..data.pixels import cores
 from ..distributed.context import DistContext
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of, loss_of
@@ -208,10 +211,23 @@ class Feed:
             _Batches(self.table, self.multiple),
             sampler=micros,
             batch_size=None,
-            num_workers=self.config.loader.num_workers,
+            num_workers=loader_processes(self.config.loader.num_workers, self.table),
             pin_memory=self.world.device.type == "cuda",
             generator=torch.Generator(),  # else it draws from the stream that dropout is drawn from
         )
+
+
+SHARED = Path("/dev/shm")
+"""Through which processes hand on tensors, on Linux."""
+
+
+def loader_processes(asked: int | None, table: TokenTable) -> int:
+    """Return how many processes build batches; see `loader.num_workers`."""
+    if asked is not None:
+        return asked
+    # Containers often have 64 MB there, in which batches of images end with a bus error: threads decode then.
+    roomy = not SHARED.is_dir() or shutil.disk_usage(SHARED).free > 2**30
+    return min(16, max(1, cores() - 2)) if table.images is not None and roomy else 0
 
 
 class _Batches(Dataset[Item]):
@@ -222,5 +238,6 @@ class _Batches(Dataset[Item]):
 
     def __getitem__(self, micro: MicroBatch) -> Item:
         multiple = self.multiple(micro.rows) if callable(self.multiple) else self.multiple
-        lay_out = self.table.stream if self.table.streamed else self.table.batch
-        return micro, lay_out(micro.rows, multiple)
+        if self.table.streamed:
+            return micro, self.table.stream(micro.rows, multiple)
+        return micro, self.table.batch(micro.rows, multiple, micro.epoch)

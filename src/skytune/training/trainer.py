@@ -84,8 +84,9 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
                 log.warning("%s; batches are cut so that all their rows have one length, which takes longer", reason)
             for table in tables.values():
                 table.one_length = True
-        shapes, work = shapes_of(model), work_of(model)
-        if job.kind == "train" and world.main:
+        tokens = all(table.images is None for table in tables.values())  # of images nobody knows how many there are
+        shapes, work = shapes_of(model), work_of(model) if tokens else None
+        if job.kind == "train" and world.main and tokens:
             longest = int(tables["train"].lengths.max(initial=1))
             if line := memory_line(model, config, world, longest):
                 log.info("%s", line)

@@ -101,6 +101,16 @@ class DataConfig:
     plain_prompts: bool = False
     """`task=sft`: join prompt, answer and end token without the tokenizer's chat template."""
 
+    image: str | None = None
+    """`task=image-classification`: column with images, as paths (from the folder of the table, or `image_folder`) or as
+    bytes (`datasets.Image`). Empty is `image`, with bytes. A folder of images needs none."""
+
+    image_folder: str | None = None
+    """Folder from which the paths of a table go, and in which all images must lie."""
+
+    image_size: int | None = None
+    """Pixels of both sides of what the model is given; empty means what its preprocessor_config.json says, else 224."""
+
     text: str = "text"
     """Column with the text; `doc.text` is the field `text` inside the column `doc`, and `'{title}\\n{body}'` joins
     columns."""
@@ -198,6 +208,7 @@ class DataConfig:
         at_least(self, "data", 1, "max_rows")
         is_seed(self, "data")
         at_least(self, "data", 4, "max_length", more=" tokens")
+        at_least(self, "data", 8, "image_size", more=" pixels")
         self.label_map = _mapping("data.label_map", self.label_map)
         self.delimiter = _delimiter(self.delimiter)
         _check_encoding(self.encoding)

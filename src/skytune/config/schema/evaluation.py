@@ -27,7 +27,10 @@ MORE = ("pr_auc", "f1_macro", "f1_weighted", "precision_weighted", "recall_weigh
 LANGUAGE = ("perplexity", "exact_match")
 """Of language models; the second where answers are generated."""
 
-PACKAGED = (*METRICS, *MORE, *ERRORS, *CORRELATIONS, *SETS, *ENTITIES, *LANGUAGE)
+IMAGES = ("top_5",)
+"""Of images, beside those of `METRICS`: the right class is among the five most probable ones."""
+
+PACKAGED = (*METRICS, *MORE, *ERRORS, *CORRELATIONS, *SETS, *ENTITIES, *LANGUAGE, *IMAGES)
 """Metrics of all tasks that ship with the package."""
 
 SMALLER = ("loss", "perplexity", *ERRORS)

@@ -17,7 +17,7 @@ from .prediction import PredictConfig
 from .search import SearchConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
 from .study import StudyConfig
-from .task import LossConfig, TaskConfig
+from .task import AugmentConfig, LossConfig, TaskConfig
 from .tracking import TrackerConfig
 from .training import BatchConfig, LoaderConfig, OptimizerConfig, ScheduleConfig
 
@@ -127,6 +127,9 @@ class RunConfig:
 
     loss: LossConfig = field(default_factory=LossConfig)
     """How far off an answer is."""
+
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    """How images are changed while they are learned."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """Which network."""

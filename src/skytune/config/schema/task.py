@@ -71,3 +71,48 @@ class LossConfig:
     def is_plain(self) -> bool:
         """Whether it is cross-entropy as it stands."""
         return self == LossConfig()
+
+
+@dataclass(kw_only=True)
+class AugmentConfig:
+    """`task=image-classification`: how images of the train split are changed anew in every epoch. What is drawn depends
+    on `seed`, epoch and row alone: a resumed run, and one on more processes, sees the same."""
+
+    crop: float = 1.0
+    """A part of the image of at least this share of its area, with sides of 3:4 to 4:3, stretched to the model's size
+    (0.08 for ImageNet, 0.8 where the edges matter). 1 takes the whole image."""
+
+    flip: float = 0.0
+    """Probability with which left and right are exchanged (0.5 for photographs, 0 for letters and digits)."""
+
+    rand_ops: int = 0
+    """RandAugment (Cubuk et al. 2020): so many changes of colour or shape, drawn from 14."""
+
+    rand_magnitude: int = 9
+    """How strong they are, from 0 to 10."""
+
+    mixup: float = 0.0
+    """Mix every image with another one of the train split, and its class likewise, with a share drawn from
+    Beta(mixup, mixup) (Zhang et al. 2018; 0.2 there). 0 switches it off."""
+
+    cutmix: float = 0.0
+    """Put a rectangle of another image into every image, its area drawn from Beta(cutmix, cutmix) (Yun et al. 2019; 1
+    there). With `mixup` as well, either of the two with equal probability."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "augment", 0, "flip", "rand_ops", "rand_magnitude", "mixup", "cutmix")
+        if not 0 < self.crop <= 1:
+            raise ConfigError(f"augment.crop={self.crop}: must be above 0 and at most 1 (the whole image)")
+        for key, most in (("flip", 1), ("rand_magnitude", 10)):
+            if getattr(self, key) > most:
+                raise ConfigError(f"augment.{key}={getattr(self, key)}: must be at most {most}")
+
+    @property
+    def is_off(self) -> bool:
+        """Whether images stay as they are."""
+        return self == AugmentConfig()
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a row has shares of several classes."""
+        return bool(self.mixup or self.cutmix)

@@ -44,8 +44,9 @@ class BatchConfig:
 class LoaderConfig:
     """Data loading in the worker processes."""
 
-    num_workers: int = 0
-    """Extra processes that build batches; 0 builds them in the training process (tokens are memory-mapped: enough)."""
+    num_workers: int | None = None
+    """Extra processes that build batches; 0 builds them in the training process. Empty means 0 for tokens, which are
+    memory-mapped, and for images, which are decoded there, the CPU cores of a training process but two (16 at most)."""
 
     def __post_init__(self) -> None:
         at_least(self, "loader", 0, "num_workers")

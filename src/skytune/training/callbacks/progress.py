@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 KEPT = 0.9
 """Share of the smoothed loss that stays in every step: it is a mean over about ten steps."""
 
+WORTH_SAYING = 0.02
+"""Share of the time that is spent waiting for data."""
+
 
 class Progress(Callback):
     """A live bar on a terminal, one line every `log.every_seconds` elsewhere; rank 0 only.
@@ -36,7 +39,7 @@ class Progress(Callback):
         self.bar: Any = None
         self.screen: Screen | None = None
         self.shown_at = 0.0
-        self.first: tuple[int, float, int, int] | None = None
+        self.first: tuple[int, float, int, int, float] | None = None
         self.smooth = self.weight = 0.0
 
     def on_run_start(self, run: Run) -> None:
@@ -76,12 +79,14 @@ class Progress(Callback):
         if not run.world.main:
             return
         if self.first is None:  # the first step warms things up: rates and ETA count from its end
-            self.first = (run.step, run.train_seconds, run.rows, run.tokens)
-        step, seconds, rows, tokens = self.first
+            self.first = (run.step, run.train_seconds, run.rows, run.tokens, run.data_seconds)
+        step, seconds, rows, tokens, waiting = self.first
         span = run.train_seconds - seconds
         rates = eta = ""
         if run.step > step and span > 0:
             rates = f"  {(run.rows - rows) / span:.0f} samples/s  {(run.tokens - tokens) / span:.0f} tokens/s"
+            waited = (run.data_seconds - waiting) / span
+            rates += f"  {waited:.0%} waiting for data" if waited >= WORTH_SAYING else ""
             eta = f"  ETA {timedelta(seconds=round(span / (run.step - step) * (run.total_steps - run.step)))}"
         done = f"{run.step}/{run.total_steps}  loss {self.smooth / (self.weight or math.nan):.4f}"
         if self.bar is not None:

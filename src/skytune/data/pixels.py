@@ -1,0 +1,208 @@
+"""Images to a model's `pixel_values`, in the workers: decoded, changed at random where they are learned, and scaled by
+the model's own processor. What is drawn depends on (seed, epoch, row) alone, as the order of rows does."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..config import AugmentConfig, UserError
+from .images import decode, problem_of
+
+FILL = (128, 128, 128)
+"""Colour of what a turned or shifted image leaves free."""
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How images of the train split are changed."""
+
+    config: AugmentConfig
+    seed: int
+    classes: int
+
+    def random(self, epoch: int, row: int, use: int) -> np.random.Generator:
+        """Return the random numbers of one row in one epoch, for one use."""
+        return np.random.Generator(np.random.PCG64([self.seed, epoch, row, use]))
+
+
+class Pixels:
+    """How images become numbers.
+
+    Args:
+        processor: a model's image processor of transformers, one that computes with Pillow.
+
+    Raises:
+        UserError: it makes arrays of different sizes of different images.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        from PIL import Image
+
+        self.processor = processor
+        shapes = {self.of(Image.new("RGB", size)).shape for size in ((320, 200), (200, 320))}
+        if len(shapes) > 1:
+            raise UserError(
+                f"{type(processor).__name__} makes arrays of different sizes of images of different sizes, so that no "
+                "batch can be made of them: data.image_size=224 gives all one size"
+            )
+        _, self.height, self.width = shapes.pop()
+
+    def images(self, column: Any, labels: np.ndarray | None) -> "Images":
+        """Return the images of a split; see there."""
+        return Images(column, self, labels)
+
+    def of(self, image: Any, ready: bool = False) -> np.ndarray:
+        """Return an image's numbers, float32 [channels, height, width]; `ready`: it has the model's size."""
+        options = {"do_resize": False, "do_center_crop": False} if ready else {}
+        found = self.processor(images=[image], return_tensors="np", **options)["pixel_values"]
+        return np.asarray(found[0], dtype=np.float32)
+
+
+class Images:
+    """The images of a split.
+
+    Args:
+        column: their files' contents (Arrow, binary).
+        pixels: how they become numbers.
+        labels: int64 [rows], their classes; None where there are none.
+    """
+
+    def __init__(self, column: Any, pixels: Pixels, labels: np.ndarray | None) -> None:
+        self.column, self.pixels, self.labels = column, pixels, labels
+        self.augmentation: Augmentation | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+    def batch(self, rows: np.ndarray, epoch: int | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the images of rows, float32 [rows, channels, height, width], and where they are mixed the shares of
+        the classes, float32 [rows, classes].
+
+        Args:
+            epoch: the pass over the train split in which they are learned; None: they are as they are.
+
+        Raises:
+            UserError: an image cannot be read.
+        """
+        change = self.augmentation if epoch is not None else None
+        found = self._each(lambda row: self._one(row, change, epoch or 0), rows)
+        shares = None if change is None or not change.config.mixes else np.stack([share for _, share in found])
+        return np.stack([values for values, _ in found]), shares
+
+    def _each(self, function: Callable[[int], Any], rows: np.ndarray) -> list[Any]:
+        """Call a function for rows: in a loader process one after the other, else on all cores of this process."""
+        from torch.utils.data import get_worker_info
+
+        if get_worker_info() is not None or len(rows) == 1:
+            return [function(int(row)) for row in rows]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="images")
+        return list(self._pool.map(function, rows.tolist()))
+
+    def _one(self, row: int, change: Augmentation | None, epoch: int) -> tuple[np.ndarray, Any]:
+        if change is None:
+            return self.pixels.of(self._decoded(row)), None
+        values = self._changed(row, change, epoch)
+        return mixed(self, row, values, change, epoch) if change.config.mixes else (values, None)
+
+    def _decoded(self, row: int) -> Any:
+        data = self.column[row].as_buffer()
+        try:
+            return decode(data)
+        except Exception as error:  # it was looked at before: the file of the split is damaged
+            raise UserError(f"row {row + 1}: its image {problem_of(bytes(data)) or error}") from error
+
+    def _changed(self, row: int, change: Augmentation, epoch: int) -> np.ndarray:
+        """Return the numbers of an image after crop, flip and RandAugment."""
+        from PIL import Image
+
+        image, config, random = self._decoded(row), change.config, change.random(epoch, row, 0)
+        if config.crop < 1:
+            size = (self.pixels.width, self.pixels.height)
+            image = image.resize(size, Image.Resampling.BICUBIC, box=crop_box(image.size, config.crop, random))
+        if random.random() < config.flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        for _ in range(config.rand_ops):
+            image = rand_augment(image, config.rand_magnitude, random)
+        return self.pixels.of(image, ready=config.crop < 1)
+
+
+def cores() -> int:
+    """Return the CPU cores of this process: those of the machine over the training processes on it."""
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def crop_box(size: tuple[int, int], least: float, random: np.random.Generator) -> tuple[int, int, int, int]:
+    """Return the corners of a part of an image: at least this share of its area, sides of 3:4 to 4:3 (Szegedy et al.
+    2015); where ten tries find none, the whole image."""
+    width, height = size
+    for _ in range(10):
+        area = width * height * random.uniform(least, 1)
+        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = round(float(np.sqrt(area * ratio))), round(float(np.sqrt(area / ratio)))
+        if 0 < w <= width and 0 < h <= height:
+            x, y = int(random.integers(width - w + 1)), int(random.integers(height - h + 1))
+            return x, y, x + w, y + h
+    return 0, 0, width, height
+
+
+def rand_augment(image: Any, magnitude: int, random: np.random.Generator) -> Any:
+    """Return an image after one of 14 changes of this strength (0 to 10), in a random direction."""
+    from PIL import Image, ImageEnhance, ImageOps
+
+    strength = magnitude / 10
+    signed = strength * (1 if random.random() < 0.5 else -1)
+
+    def affine(*matrix: float) -> Any:
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=FILL)
+
+    def enhanced(kind: Any) -> Any:
+        return kind(image).enhance(1 + 0.9 * signed)
+
+    width, height = image.size
+    changes: list[Callable[[], Any]] = [
+        lambda: image,
+        lambda: ImageOps.autocontrast(image),
+        lambda: ImageOps.equalize(image),
+        lambda: image.rotate(30 * signed, Image.Resampling.BILINEAR, fillcolor=FILL),
+        lambda: ImageOps.solarize(image, round(256 * (1 - strength))),
+        lambda: ImageOps.posterize(image, 8 - round(4 * strength)),
+        lambda: enhanced(ImageEnhance.Color),
+        lambda: enhanced(ImageEnhance.Contrast),
+        lambda: enhanced(ImageEnhance.Brightness),
+        lambda: enhanced(ImageEnhance.Sharpness),
+        lambda: affine(1, 0.3 * signed, 0, 0, 1, 0),
+        lambda: affine(1, 0, 0, 0.3 * signed, 1, 0),
+        lambda: affine(1, 0, 0.45 * signed * width, 0, 1, 0),
+        lambda: affine(1, 0, 0, 0, 1, 0.45 * signed * height),
+    ]
+    return changes[int(random.integers(len(changes)))]()
+
+
+def mixed(images: Images, row: int, values: np.ndarray, change: Augmentation, epoch: int) -> tuple[np.ndarray, Any]:
+    """Return a row's image mixed with that of another row, drawn from all, and the shares of the classes."""
+    assert images.labels is not None
+    config, random = change.config, change.random(epoch, row, 1)
+    other = int(random.integers(len(images.labels)))
+    cut = config.cutmix > 0 and (not config.mixup or random.random() < 0.5)
+    alpha = config.cutmix if cut else config.mixup
+    share = float(random.beta(alpha, alpha))
+    second = images._changed(other, change, epoch)
+    if cut:
+        _, height, width = values.shape
+        h, w = (round(side * np.sqrt(1 - share)) for side in (height, width))
+        y, x = int(random.integers(height - h + 1)), int(random.integers(width - w + 1))
+        values = values.copy()
+        values[:, y : y + h, x : x + w] = second[:, y : y + h, x : x + w]
+        share = 1 - h * w / (height * width)
+    else:
+        values = (share * values + (1 - share) * second).astype(np.float32)
+    shares = np.zeros(change.classes, dtype=np.float32)
+    shares[images.labels[row]] += share
+    shares[images.labels[other]] += 1 - share
+    return values, shares
