@@ -256,7 +256,7 @@ def test_cells_on_machines_keep_their_checkpoints_in_the_stacks_store(
     design: Design, prices: Any, recorded: Any
 ) -> None:
     from skytune.launch import SkyPilotLauncher
-    from skytune.launch.skypilot import STORE
+    from skytune.launch.remote.machine import STORE
 
     stores = []
 

@@ -63,6 +63,16 @@ class Names:
         return self.arn("iam", f"role/{self.role}", region=False)
 
     @property
+    def sagemaker_role(self) -> str:
+        """Execution role of training jobs on SageMaker."""
+        return f"{self.role}-sagemaker"
+
+    @property
+    def sagemaker_role_arn(self) -> str:
+        """Its ARN."""
+        return self.arn("iam", f"role/{self.sagemaker_role}", region=False)
+
+    @property
     def profile_arn(self) -> str:
         """ARN of the machines' instance profile."""
         return self.arn("iam", f"instance-profile/{self.role}", region=False)

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from ..common.exit_codes import (
 )
 from ..common.stop_request import StopRequest
 from ..config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError
+from ..config.schema.sagemaker import PREFIX
 
 if TYPE_CHECKING:
     from ..launch.resume_from_store import Continued
@@ -234,6 +235,8 @@ def _run(config: RunConfig) -> int:
     from ..launch.multinode.launcher import Lead
 
     Lead.begin(config, nodes)
+    if config.dry_run:
+        config = dry(config)
     if config.pipeline is Pipeline.study:
         from ..study import make_plan, plan_text
 
@@ -262,6 +265,13 @@ def _run(config: RunConfig) -> int:
     environment.prepare(SOURCE)
     client = environment.connect()
 
+    if config.dry_run:
+        from ..aws.sagemaker import CLOUD
+        from ..launch.sagemaker.preview import preview
+        from ..stacks.flavor import settings_of_active
+
+        print(preview(config, CLOUD, settings_of_active(client)))
+        return EXIT_OK
     from ..pipelines.running import run_pipeline
 
     gc.freeze()  # what is there stays: never looked at again, at the end neither
@@ -274,6 +284,24 @@ def _run(config: RunConfig) -> int:
         print(f"warning: trained, but not everything could be saved: {finished.save_failed}", file=sys.stderr)
         return EXIT_NOT_SAVED
     return EXIT_OK
+
+
+def dry(config: RunConfig) -> RunConfig:
+    """Return the configuration of which only is said what it would do.
+
+    Raises:
+        ConfigError: nothing can be said of it.
+    """
+    if config.pipeline is Pipeline.study:
+        return replace(config, study=replace(config.study, dry_run=True))
+    if config.pipeline is Pipeline.search:
+        return replace(config, search=replace(config.search, dry_run=True))
+    if config.pipeline is Pipeline.training and str(config.compute.instance_type).startswith(PREFIX):
+        return config
+    raise ConfigError(
+        "dry_run=true shows a study's cells, a search's trials, and the request of a training on SageMaker "
+        "(compute=ml.g5.2xlarge); --cfg shows the configuration of any run"
+    )
 
 
 def _check_data(config: RunConfig) -> int:

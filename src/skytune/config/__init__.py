@@ -21,6 +21,7 @@ from .schema.evaluation import (
 from .schema.model import LoraConfig, ModelConfig
 from .schema.prediction import PredictConfig
 from .schema.run import DebugConfig, OnNan, Pipeline, RunConfig
+from .schema.sagemaker import Distribution, SageMakerConfig
 from .schema.search import Sampler, SearchConfig
 from .schema.strategy import (
     CompileConfig,

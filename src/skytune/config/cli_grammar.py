@@ -13,8 +13,9 @@ GLOBAL = ("task", "data", "debug", "experiment")
 """Groups whose presets may set keys of any group. Hydra wants that said where such a preset is chosen, or in the first
 line of its file, which here is the command that runs it."""
 
-INSTANCE_TYPE = re.compile(r"[a-z][a-z0-9-]*\d[a-z0-9-]*\.[a-z0-9-]+")
-"""AWS's names of machines, such as `g5.12xlarge` and `u-6tb1.metal`: no preset has a dot in its name."""
+INSTANCE_TYPE = re.compile(r"(?:ml\.)?[a-z][a-z0-9-]*\d[a-z0-9-]*\.[a-z0-9-]+")
+"""AWS's names of machines, such as `g5.12xlarge`, `u-6tb1.metal` and SageMaker's `ml.g5.12xlarge`: no preset has a dot
+in its name."""
 
 
 def translate(text: str) -> str:

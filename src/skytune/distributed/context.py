@@ -81,6 +81,24 @@ def rendezvous(size: int, device: str) -> str | None:
     return f"file://{file}" + ("" if device == "cpu" else f"?rank={os.environ['RANK']}&world_size={size}")
 
 
+def backend(device: str) -> str | None:
+    """Return the process group's backend: AWS's library where the launcher says so, else None (Accelerate's choice).
+
+    Raises:
+        UserError: this machine has not got it.
+    """
+    if os.environ.get("SKYTUNE_BACKEND") != "smddp" or device != "cuda":
+        return None
+    try:
+        import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  it registers itself with torch
+    except ImportError as error:
+        raise UserError(
+            f"sagemaker.distribution=smddp: the image has no smdistributed.dataparallel ({error}): sagemaker.image= "
+            "names one that has, sagemaker.distribution=torch needs none"
+        ) from error
+    return "smddp"
+
+
 def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", DistContext]:
     """Join the other processes (those of torchrun's environment) and return Accelerate's handle and our place.
 
@@ -114,7 +132,9 @@ def join(config: RunConfig, asked: int | None) -> tuple["Accelerator", DistConte
         del os.environ[name]
     options: list[Any] = [
         InitProcessGroupKwargs(
-            timeout=timedelta(seconds=config.launch.timeouts.start), init_method=rendezvous(came_up, device)
+            backend=backend(device),
+            timeout=timedelta(seconds=config.launch.timeouts.start),
+            init_method=rendezvous(came_up, device),
         )
     ]
     start = time.monotonic()

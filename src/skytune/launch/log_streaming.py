@@ -31,6 +31,9 @@ records.setLevel(logging.INFO)
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")
 """Time and level at the beginning of a line; whoever keeps the record has them of their own."""
 
+NOISE = re.compile(r"\[?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
+"""How PyTorch's own warnings begin, which go to standard error: the logs of clouds have both streams in one."""
+
 
 class Follower:
     """Reads what was appended to a log file since the last look."""
@@ -50,6 +53,17 @@ class Follower:
         self.read_bytes += len(whole)
         for line in whole.decode(errors="replace").splitlines():
             records.info("%s", STAMP.sub("", line))
+
+
+def show_line(text: str, tail: deque[str]) -> None:
+    """Show a line of rank 0's that came from another machine, keep it, and hand it on as a log record."""
+    tail.append(text)
+    if NOISE.match(text):
+        return
+    if sys.__stdout__ is not None:
+        sys.__stdout__.write(text + "\n")
+        sys.__stdout__.flush()
+    records.info("%s", STAMP.sub("", text))
 
 
 def pump(

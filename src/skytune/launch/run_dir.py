@@ -28,6 +28,8 @@ UNDECISIVE = (
     "loader",
     "compute",
     "launch",
+    "sagemaker",
+    "dry_run",
     "log",
     "data",
     "resume",

@@ -79,18 +79,29 @@ def train(
     Raises:
         UserError: anything the user can act on, from here or from a worker.
     """
-    config = tasks.resolved(mask_secrets(config), train_split.features)
-    source = models.resolve(config.model)
-    if source.revision:
-        config = replace(config, model=replace(config.model, revision=source.revision))
     splits = {"train": train_split, **evaluation}
-    prints = {"data": data_hash(splits), "weights": source.fingerprint}
-    key = run_key(config, prints)
+    config, source, prints, key = identified(config, splits)
     if announce:
         _log_changes(key, config, prints)
     weights = Path(source.path) if source.path else None
     prints |= fingerprints or {}
     return _run("train", key, config, splits, tokenizer, weights, prints, launcher, since, stop_at_step, take)
+
+
+def identified(
+    config: RunConfig, splits: Mapping[str, "datasets.Dataset"]
+) -> tuple[RunConfig, "models.ModelSource", dict[str, str], str]:
+    """Return the configuration with what data and model decide, the model, the fingerprints of both, and the run key.
+
+    Args:
+        splits: tokenized rows by name, `train` among them.
+    """
+    config = tasks.resolved(mask_secrets(config), splits["train"].features)
+    source = models.resolve(config.model)
+    if source.revision:
+        config = replace(config, model=replace(config.model, revision=source.revision))
+    prints = {"data": data_hash(splits), "weights": source.fingerprint}
+    return config, source, prints, run_key(config, prints)
 
 
 def predict(

@@ -10,11 +10,12 @@ from .. import materializers
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import mask_secrets
 from ..launch.gpus import check_machine
-from ..launch.skypilot import machines_asked
+from ..launch.remote.machine import machines_asked
+from ..launch.sagemaker import is_asked
 from ..pricing.cost import cost_of
 from ..report import summary, training_rows
 from ..report.scoring import model_path, report_path, tracker_places
-from ..stacks.flavor import check_orchestrator, operator_of
+from ..stacks.flavor import check_orchestrator, operator_of, settings_of_active
 from ..steps.cache import expire_lost, expire_unusable
 from .graphs import evaluate, predict, publish, search, study, training
 from .records import describe, named
@@ -129,7 +130,11 @@ def _log_target(client: "Client", config: RunConfig) -> None:
     trains = config.pipeline is Pipeline.training
     operator = operator_of(client, config.compute) if trains else None
     if operator:
-        log.info("stack %s: the training step's workers go to machines that SkyPilot brings up", operator)
+        who = "SageMaker" if is_asked(config.compute, settings_of_active(client)) else "SkyPilot"
+        log.info("stack %s: the training step's workers go to machines that %s brings up", operator, who)
+        return
+    if trains and is_asked(config.compute) and not config.compute.local:
+        log.info("the training step's workers go to a training job of SageMaker (%s)", config.compute.instance_type)
         return
     if (asked := machines_asked(config.compute)) and not config.compute.local:
         if config.pipeline is Pipeline.study:  # its cells say where they run

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..config import NotReachable, PriceSource, StudyConfig, UserError
+from ..config.schema.sagemaker import PREFIX
+from .sagemaker import SOURCE, listed_price
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,10 @@ def price_of(
         return Price(design.prices[name], "study.prices")
     if instance == "local":
         return Price(usd_per_hour, "compute.usd_per_hour" if usd_per_hour is not None else "")
+    if instance.startswith(PREFIX) and design.price_source is not PriceSource.aws:
+        # SageMaker says only afterwards how much less a spot job costs: the full price is the most.
+        listed = listed_price(instance, design.region)
+        return Price(listed, SOURCE if listed is not None else "")
     if design.price_source is PriceSource.skypilot:
         from .catalog import catalog_price
 
@@ -74,7 +80,7 @@ def aws_price(instance: str, spot: bool, region: str, clients: Any = None) -> fl
         raise UserError("study.price_source=aws needs boto3: install the extra aws") from error
     make = clients or (lambda service, where: boto3.client(service, region_name=where))
     try:
-        if spot:
+        if spot and not instance.startswith(PREFIX):
             return min((price for price, _ in spot_prices(make("ec2", region), instance)), default=None)
         return _on_demand(make("pricing", PRICING_REGION), instance, region)
     except ClientError as error:
@@ -86,17 +92,22 @@ def aws_price(instance: str, spot: bool, region: str, clients: Any = None) -> fl
 
 
 def _on_demand(client: Any, instance: str, region: str) -> float | None:
-    wanted = {
-        "instanceType": instance,
-        "regionCode": region,
-        "operatingSystem": "Linux",
-        "tenancy": "Shared",
-        "preInstalledSw": "NA",
-        "capacitystatus": "Used",
-    }
+    ml = instance.startswith(PREFIX)
+    wanted = (
+        {"instanceName": instance, "component": "Training"}
+        if ml
+        else {
+            "instanceType": instance,
+            "operatingSystem": "Linux",
+            "tenancy": "Shared",
+            "preInstalledSw": "NA",
+            "capacitystatus": "Used",
+        }
+    )
+    wanted["regionCode"] = region
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    found: set[float] = set()
-    for page in client.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=filters):
+    service, found = "AmazonSageMaker" if ml else "AmazonEC2", set[float]()
+    for page in client.get_paginator("get_products").paginate(ServiceCode=service, Filters=filters):
         for entry in page["PriceList"]:
             product = json.loads(entry) if isinstance(entry, str) else entry
             found |= _usd_per_hour(product.get("terms", {}).get("OnDemand", {}))

@@ -1,6 +1,5 @@
 """Stack files (`configs/stacks/*.yaml`) and the machine that `--compute` names."""
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,11 +7,9 @@ from typing import Any, TypeVar
 import yaml
 
 from ..config import ConfigError, from_dict
+from ..config.cli_grammar import INSTANCE_TYPE
 
 T = TypeVar("T")
-
-INSTANCE_TYPE = re.compile(r"[a-z][a-z0-9-]*\d[a-z0-9-]*\.[a-z0-9-]+")
-"""A cloud's name of a machine (`g5.12xlarge`): no preset has a dot in its name."""
 
 HERE = ("device", "packed", "local", "usd_per_hour")
 """Keys of `compute` that say nothing of a machine in the cloud."""

@@ -7,7 +7,7 @@ from zenml.enums import StackComponentType
 from zenml.step_operators import BaseStepOperatorFlavor
 
 from ..config import ComputeConfig, UserError
-from ..launch.skypilot import STORE
+from ..launch.remote.machine import ROLE, STORE
 from .settings import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def register(
     settings: Mapping[str, Any] | None = None,
     *,
     store: str | None = None,
+    role: str | None = None,
     orchestrator: str = "default",
     artifact_store: str = "default",
     more: Mapping[StackComponentType, str] | None = None,
@@ -57,6 +58,7 @@ def register(
         stack: name of the stack and of its step operator.
         settings: keys of `compute` that this stack's machines have unless a run asks for others.
         store: URL for the checkpoints of runs that name no store.
+        role: ARN of the execution role of SageMaker's jobs.
         orchestrator: name of a component that is there.
         artifact_store: likewise.
         more: further components of the stack, by type.
@@ -69,8 +71,7 @@ def register(
     """
     kind = StackComponentType.STEP_OPERATOR
     wanted = SkyPilotStepOperatorSettings(**dict(settings or {})).machine()
-    if store:
-        wanted[STORE] = store
+    wanted |= {key: value for key, value in ((STORE, store), (ROLE, role)) if value}
     if not client.list_flavors(name=FLAVOR, type=kind).items:
         client.create_flavor(
             source=f"{SkyPilotStepOperatorFlavor.__module__}.{SkyPilotStepOperatorFlavor.__name__}", component_type=kind
@@ -125,6 +126,15 @@ def operator_of(client: "Client", compute: ComputeConfig) -> str | None:
 
 def store_of(client: "Client") -> str | None:
     """Return where runs on the active stack keep their checkpoints that name no place; None where it has none."""
+    return str(settings_of_active(client).get(STORE) or "") or None
+
+
+def role_of(client: "Client") -> str | None:
+    """Return the execution role of SageMaker's jobs on the active stack; None where it has none."""
+    return str(settings_of_active(client).get(ROLE) or "") or None
+
+
+def settings_of_active(client: "Client") -> dict[str, Any]:
+    """Return what the active stack's step operator was registered with; empty where it has none of ours."""
     found = client.active_stack_model.components.get(StackComponentType.STEP_OPERATOR) or []
-    stores = [component.configuration.get(STORE) for component in found if component.flavor_name == FLAVOR]
-    return next((str(store) for store in stores if store), None)
+    return next((dict(component.configuration) for component in found if component.flavor_name == FLAVOR), {})

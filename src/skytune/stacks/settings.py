@@ -6,8 +6,7 @@ from zenml.config.base_settings import BaseSettings
 from zenml.step_operators import BaseStepOperatorConfig
 
 from ..config import ComputeConfig
-from ..launch.skypilot import STORE, merged
-from ..launch.skypilot.machine import MACHINE
+from ..launch.remote.machine import MACHINE, ROLE, STORE, merged
 
 
 class SkyPilotStepOperatorSettings(BaseSettings):
@@ -40,7 +39,8 @@ class SkyPilotStepOperatorSettings(BaseSettings):
         Raises:
             ConfigError: a value that makes no sense.
         """
-        values = {key: value for key, value in self.model_dump().items() if value not in (None, {}) and key != STORE}
+        said = self.model_dump().items()
+        values = {key: value for key, value in said if value not in (None, {}) and key not in (STORE, ROLE)}
         known = {*MACHINE, "resources", "recovery"}
         others = {key: value for key, value in values.items() if key not in known}
         found = {key: value for key, value in values.items() if key in known}
@@ -55,6 +55,9 @@ class SkyPilotStepOperatorConfig(BaseStepOperatorConfig, SkyPilotStepOperatorSet
 
     store: str | None = None
     """Where runs that name no `checkpoint.store` keep their checkpoints (a URL: `s3://bucket/folder`)."""
+
+    sagemaker_role: str | None = None
+    """Execution role of SageMaker's jobs (ARN)."""
 
     @property
     def is_remote(self) -> bool:

@@ -18,7 +18,7 @@ from zenml.step_operators.step_operator_entrypoint_configuration import StepOper
 from ..common.stop_request import StopRequest
 from ..config import Preempted
 from ..launch.processes import START, end_group
-from ..launch.skypilot import STORE, VARIABLE
+from ..launch.remote.machine import ROLE, STORE, VARIABLE
 from .settings import SkyPilotStepOperatorConfig, SkyPilotStepOperatorSettings
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class SkyPilotStepOperator(BaseStepOperator):
     def submit(self, info: "StepRunInfo", entrypoint_command: list[str], environment: dict[str, str]) -> None:
         """Start the child."""
         machine = self.get_settings(info).machine()
-        if self.config.store:
-            machine[STORE] = self.config.store
+        own = {STORE: self.config.store, ROLE: self.config.sagemaker_role}
+        machine |= {key: value for key, value in own.items() if value}
         words = entrypoint_command[entrypoint_command.index("-m") + 2 :]  # what follows ZenML's own module
         heard, held = os.pipe()
         env = {**os.environ, **environment, VARIABLE: json.dumps(machine), PIPE: str(heard), "PYTHONSAFEPATH": "1"}

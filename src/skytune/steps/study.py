@@ -17,11 +17,12 @@ def run_experiment(design: dict[str, Any]) -> Annotated[Any, "results"]:
     """Run the cells that have no result yet, or take results as they are; `design` is there to be seen."""
     from zenml.client import Client
 
-    from ..stacks.flavor import store_of
+    from ..stacks.flavor import role_of, store_of
     from ..study.results import in_numbers, results
     from ..study.runner import launcher_of
 
-    table = results(run_config(), partial(launcher_of, store=store_of(Client())))
+    client = Client()
+    table = results(run_config(), partial(launcher_of, store=store_of(client), role=role_of(client)))
     log_metadata(in_numbers(table))
     return table
 

@@ -26,7 +26,8 @@ def train_model(
     Annotated[dict[str, Any], "training_report"],
 ]:
     """Fine-tune and predict in worker processes; `decisive` and `fingerprints` are there for the cache alone."""
-    from ..launch import SkyPilotLauncher, class_names, read_predictions, train
+    from ..aws.launching import launcher_of
+    from ..launch import class_names, read_predictions, train
     from ..pricing.cost import cost_of
     from ..training.outputs import last_values
 
@@ -34,7 +35,7 @@ def train_model(
     sets = named_sets(validation_dataset)
     config = run_config()
     # A step operator says where the workers run; without one, here.
-    launcher = SkyPilotLauncher.of_environment()
+    launcher = launcher_of(config)
     if launcher is not None:
         config = launcher.completed(config)
     files = stored_tokenizer(tokenizer)

@@ -15,6 +15,7 @@ from ..distributed.preemption import FLAG_FILE
 from ..job import JobDir
 from ..launch import Launcher, SkyPilotLauncher
 from ..launch.run_job import JobResult
+from ..launch.sagemaker import SageMakerLauncher
 from ..pricing.cost import Attempt, Cost
 from .dataset_cache import DATA, MODEL, Splits, model_print, too_few
 from .plan import LEAST_S, Planned
@@ -235,7 +236,9 @@ class CellRunner:
         cell, running = planned.cell, self.watch.begin(planned)
         row: dict[str, Any] = {}
         try:
-            config = brings.completed(cell.config) if isinstance(brings, SkyPilotLauncher) else cell.config
+            config = cell.config
+            if isinstance(brings, (SkyPilotLauncher, SageMakerLauncher)):
+                config = brings.completed(config)
             outcome = self.train(planned, config, prepared, Watched(brings, lambda job: _begun(running, job)))
             attempts = self._ended(running, outcome.result["status"])
             row = self.row_of(planned, outcome, attempts)

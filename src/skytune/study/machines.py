@@ -1,4 +1,4 @@
-"""Machines by name: how many devices an EC2 instance has, and of which kind. Prices are not here: they change."""
+"""Machines of a study by name."""
 
 import difflib
 import re
@@ -6,29 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError
+from ..pricing.instances import INSTANCES, bare
 
 LOCAL = "local"
-
-_SIZES: dict[str, tuple[str, dict[int, str]]] = {
-    "g4dn": ("T4", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge", 8: "metal"}),
-    "g5": ("A10G", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}),
-    "g6": ("L4", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}),
-    "g6e": ("L40S", {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}),
-    "p3": ("V100", {1: "2xlarge", 4: "8xlarge", 8: "16xlarge"}),
-    "p3dn": ("V100", {8: "24xlarge"}),
-    "p4d": ("A100", {8: "24xlarge"}),
-    "p4de": ("A100-80GB", {8: "24xlarge"}),
-    "p5": ("H100", {1: "4xlarge", 8: "48xlarge"}),
-    "p5en": ("H200", {8: "48xlarge"}),
-}
-
-INSTANCES: dict[str, tuple[str, int]] = {
-    f"{family}.{size}": (accelerator, devices)
-    for family, (accelerator, sizes) in _SIZES.items()
-    for devices, names in sizes.items()
-    for size in names.split()
-}
-"""Accelerator and how many of it, by EC2 instance type (AWS's instance pages; the names are SkyPilot's)."""
 
 NAME = re.compile(r"^(?P<name>\S+?)(?:\s+x\s*(?P<nodes>\d+)(?:\s+nodes?)?)?(?P<spot>\s+spot)?$")
 
@@ -64,7 +44,7 @@ def machine_of(level: Any, own: dict[str, Any]) -> Machine:
     """Return the machine that a level of `compute` names.
 
     Args:
-        level: `local`, `g5.xlarge`, `p4d.24xlarge x 2` (two nodes), `g5.xlarge spot`.
+        level: `local`, `g5.xlarge`, `p4d.24xlarge x 2` (two nodes), `g5.xlarge spot`, SageMaker's `ml.g5.xlarge`.
         own: instances beside those known here, as `study.machines` has them.
 
     Raises:
@@ -81,8 +61,8 @@ def machine_of(level: Any, own: dict[str, Any]) -> Machine:
         if not (isinstance(entry, dict) and isinstance(entry.get("devices"), int) and entry["devices"] > 0):
             raise ConfigError(f"study.machines.{name}={entry}: needs devices (a number) and accelerator (a name)")
         accelerator, devices = str(entry.get("accelerator", name)), entry["devices"]
-    elif name in INSTANCES and found is not None:
-        accelerator, devices = INSTANCES[name]
+    elif bare(name) in INSTANCES and found is not None:
+        accelerator, devices = INSTANCES[bare(name)]
     else:
         close = difflib.get_close_matches(name, [*INSTANCES, *own, LOCAL], n=1)
         hint = f"did you mean {close[0]}? " if close else ""

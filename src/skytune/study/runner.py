@@ -15,11 +15,12 @@ from typing import Any
 from ..common.text import duration
 from ..config import Preempted, RunConfig
 from ..config.folders import home
+from ..config.schema.sagemaker import PREFIX
 from ..data import Prepared
 from ..launch import Launcher, LocalLauncher, SkyPilotLauncher, train
+from ..launch.remote.machine import ROLE, STORE
 from ..launch.run_job import JobResult
 from ..launch.signals import Stopping
-from ..launch.skypilot import STORE
 from ..launch.skypilot.messages import require
 from ..pricing.cost import dollars
 from .cell_runner import INTERRUPTED, CellRunner, Watch
@@ -76,20 +77,26 @@ def stored_rows(plan: Plan, store: ResultsStore) -> list[dict[str, Any]]:
     return [found[planned.cell.name] for planned in plan.cells if planned.cell.name in found]
 
 
-def launcher_of(machine: Machine, store: str | None = None) -> Launcher:
-    """Return the launcher of a machine: this one's, or SkyPilot's, which brings it.
+def launcher_of(machine: Machine, store: str | None = None, role: str | None = None) -> Launcher:
+    """Return the launcher of a machine: this one's, or SageMaker's or SkyPilot's, which brings it.
 
     Args:
         store: where the checkpoints of cells on machines go that are brought, unless the design names another; the
             stack's.
+        role: the stack's, of SageMaker's jobs.
 
     Raises:
         UserError: SkyPilot is not installed.
     """
     if machine.local:
         return LocalLauncher()
+    stack = {STORE: store} if store else {}
+    if machine.instance.startswith(PREFIX):
+        from ..aws.sagemaker import launcher
+
+        return launcher({**stack, ROLE: role} if role else stack)
     require()
-    return SkyPilotLauncher({STORE: store} if store else None)
+    return SkyPilotLauncher(stack)
 
 
 class Runner(CellRunner):

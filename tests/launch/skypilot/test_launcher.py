@@ -32,10 +32,11 @@ from skytune.launch.multinode.topology import Nodes, node_addresses
 from skytune.launch.remote import upload
 from skytune.launch.remote.exchange import forget_last_attempt
 from skytune.launch.remote.handed_on import secrets
+from skytune.launch.remote.machine import machines_asked, merged, processes
 from skytune.launch.remote.node import check_gpus
 from skytune.launch.remote.outcome import ENDED, End, JobVerdict, verdict
-from skytune.launch.skypilot import machines_asked, merged, scripts
-from skytune.launch.skypilot.machine import processes, resources
+from skytune.launch.skypilot import scripts
+from skytune.launch.skypilot.machine import resources
 from skytune.launch.skypilot.messages import explained, reasons, telling
 from skytune.launch.skypilot.monitor import PREFIX, JobMonitor
 from skytune.launch.skypilot.secret_cleanup import forget

@@ -72,7 +72,8 @@ class ComputeConfig:
     operator `skypilot`; on any other it is ignored, with one line. Empty means what the stack was registered with."""
 
     instance_type: str | None = None
-    """The cloud's name of a machine (`g5.12xlarge`); `compute=g5.12xlarge` is short for it."""
+    """The cloud's name of a machine (`g5.12xlarge`); `compute=g5.12xlarge` is short for it. With SageMaker's names
+    (`compute=ml.g5.12xlarge`) the job is one of SageMaker's, see `sagemaker`."""
 
     cpus: int | str | None = None
     """Virtual CPUs of every machine: a number, or `8+` for at least so many."""

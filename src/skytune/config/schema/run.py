@@ -14,6 +14,7 @@ from .data import DataConfig
 from .evaluation import PACKAGED, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
 from .prediction import PredictConfig
+from .sagemaker import SageMakerConfig
 from .search import SearchConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
 from .study import StudyConfig
@@ -111,6 +112,10 @@ class RunConfig:
     newest) from elsewhere, if it was trained on the same data in the same way. A path or URL alone is enough on a
     machine that has nothing else of the run: its configuration lies in the store, too."""
 
+    dry_run: bool = False
+    """Only say what would be done: the request to SageMaker and its price (`compute=ml.*`), the cells of a study, the
+    trials of a search. Nothing is started, and nothing is paid for."""
+
     cache: bool = True
     """Reuse the results of steps whose inputs, code, data and versions did not change."""
 
@@ -184,6 +189,9 @@ class RunConfig:
 
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     """How many processes."""
+
+    sagemaker: SageMakerConfig = field(default_factory=SageMakerConfig)
+    """Training jobs of Amazon SageMaker."""
 
     search: SearchConfig = field(default_factory=SearchConfig)
     """Which hyperparameters are tried."""

@@ -67,7 +67,7 @@ class AttemptLoop(ABC, Generic[T]):
                     raise self.explained(error) from error
                 log.warning("%s; going on at the full price", self.explained(error))
                 spot = False
-                found, known = self.attempt(spot)
+                continue
             if found is JobVerdict.done:
                 return
             if self.stopping.asked_by is not None:

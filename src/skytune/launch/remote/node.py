@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 from ...common.stop_request import StopRequest
 from ...config import UserError
@@ -23,13 +24,16 @@ PORT = 29517
 """Where rank 0 waits for the others; nothing else runs on the machine."""
 
 
-def take_part(job: JobDir, nodes: Nodes, each: int, gpus: int, limit: float = math.inf) -> int:
+def take_part(
+    job: JobDir, nodes: Nodes, each: int, gpus: int, limit: float = math.inf, flag: Path | None = None
+) -> int:
     """Run this machine's part of a job; return the exit code.
 
     Args:
         each: processes on every machine.
         gpus: that every machine must have.
         limit: seconds after which the job is ended.
+        flag: SIGTERM makes this file, for which the workers look, instead of being handed on to them.
     """
     passing = None
     try:
@@ -37,7 +41,7 @@ def take_part(job: JobDir, nodes: Nodes, each: int, gpus: int, limit: float = ma
         passing = S3Transfer.of(job.job.config, job.job.run_key)
         if passing is not None and (job.root / INPUTS).is_file():
             passing.receive(job)
-        return _run(job, nodes, each, limit)
+        return _run(job, nodes, each, limit, flag)
     except UserError as error:
         print(f"error: {error}", flush=True)
         record = RankError(type="UserError", message=str(error), user=True, time=time.time())
@@ -98,18 +102,20 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 class _SignalForwarder(StopRequest):
-    """Hands SIGTERM on to the workers."""
+    """Hands SIGTERM on to the workers, as it is or as a file."""
 
-    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, child: "subprocess.Popen[bytes]", flag: Path | None) -> None:
         super().__init__([signal.SIGTERM])
-        self.child = child
+        self.child, self.flag = child, flag
 
     def heard(self, number: int, first: bool) -> None:
-        if self.child.poll() is None:
+        if self.flag is not None:
+            self.flag.touch()
+        elif self.child.poll() is None:
             os.killpg(self.child.pid, number)
 
 
-def _run(job: JobDir, nodes: Nodes, each: int, limit: float) -> int:
+def _run(job: JobDir, nodes: Nodes, each: int, limit: float, flag: Path | None) -> int:
     launch, address = job.job.config.launch, nodes.address or "127.0.0.1"
     env = environment(nodes.count * each, threads_each(launch, each), launch.timeouts.stop)
     env["SKYTUNE_PROGRESS"] = "lines"
@@ -118,7 +124,7 @@ def _run(job: JobDir, nodes: Nodes, each: int, limit: float) -> int:
         agent(job, nodes, each, address, nodes.port or PORT), env=env, stdin=subprocess.DEVNULL, start_new_session=True
     )
 
-    _SignalForwarder(child).listen()
+    _SignalForwarder(child, flag).listen()
     try:
         code = child.wait(None if math.isinf(limit) else limit)
     except subprocess.TimeoutExpired:

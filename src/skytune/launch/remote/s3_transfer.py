@@ -110,6 +110,23 @@ class S3Transfer:
 
         return sum(_together(fetch, read_json(job.root / INPUTS)))
 
+    def put_folder(self, folder: Path, name: str) -> None:
+        """Put the files of a folder (links followed) into the run's part of the store.
+
+        Raises:
+            UserError: the store does not take them.
+        """
+
+        def put(path: Path) -> None:
+            place = self._backend.path(f"{self.run_key}/{name}/{path.relative_to(folder).as_posix()}")
+            self._call(lambda: self._backend.system.put_file(str(path), place), f"sending {path.name}")
+
+        _together(put, _walk(folder))
+
+    def remove(self, name: str) -> None:
+        """Remove a folder of the run's part of the store."""
+        self._call(lambda: self._backend.remove(f"{self.run_key}/{name}"), "tidying up")
+
     # Outputs.
 
     def leave(self, job: JobDir, machine: int, code: str | None) -> None:

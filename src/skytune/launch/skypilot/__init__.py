@@ -10,4 +10,3 @@ SkyPilot is imported inside functions only: nobody pays for it on a local run.
 """
 
 from .launcher import SkyPilotLauncher
-from .machine import STORE, VARIABLE, machines_asked, merged

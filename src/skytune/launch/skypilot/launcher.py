@@ -1,7 +1,5 @@
 """The launcher as the rest of the project sees it."""
 
-import json
-import os
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +10,9 @@ from ...job import JobDir
 from ..remote.closing import check_store_remote, record_cost, with_store
 from ..remote.exchange import Exchange
 from ..remote.handed_on import secrets
+from ..remote.machine import ROLE, STORE, merged
 from ..remote.s3_transfer import S3Transfer
 from ..signals import Stopping
-from .machine import STORE, VARIABLE, merged
 from .messages import require
 from .recovery import RecoveryLoop
 from .secret_cleanup import forget, values_of
@@ -34,12 +32,7 @@ class SkyPilotLauncher:
         """
         self.stack = dict(stack or {})
         self.store: str | None = self.stack.pop(STORE, None)
-
-    @classmethod
-    def of_environment(cls) -> "SkyPilotLauncher | None":
-        """Return the launcher that a step operator asks for; None where there is none."""
-        value = os.environ.get(VARIABLE)
-        return cls(json.loads(value)) if value else None
+        self.stack.pop(ROLE, None)  # of SageMaker's jobs
 
     def completed(self, config: RunConfig) -> RunConfig:
         """Return the configuration with the stack's store where it names none, and say so: what lies there outlives the

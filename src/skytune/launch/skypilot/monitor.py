@@ -3,7 +3,6 @@
 import logging
 import re
 import signal
-import sys
 import time
 from collections import deque
 from functools import partial
@@ -14,7 +13,7 @@ from ...config import Preempted
 from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
 from ...pricing.cost import Clock
-from ..log_streaming import STAMP, records
+from ..log_streaming import show_line
 from ..remote.exchange import Exchange, unless_it_fails
 from ..remote.outcome import ENDED, End
 from ..signals import Stopping
@@ -40,9 +39,6 @@ SETTLE_SECONDS = 8.0
 
 PREFIX = re.compile(r"^\((?:(?P<name>[^(),]*),? )?(?:rank=(?P<rank>\d+), )?pid=\d+(?:, ip=[^)]*)?\) ?")
 """What SkyPilot puts before every line of a job's log."""
-
-NOISE = re.compile(r"\[?[WI]\d{4} \d\d:\d\d:\d\d\.\d+ ")
-"""How PyTorch's own warnings begin, which go to standard error: SkyPilot's log has both streams in one."""
 
 
 class JobMonitor:
@@ -141,13 +137,7 @@ class JobMonitor:
         self._speaks = True
         if found["rank"] not in (None, "0"):
             return
-        self.tail.append(line)
-        if NOISE.match(line):
-            return
-        if sys.__stdout__ is not None:
-            sys.__stdout__.write(line + "\n")
-            sys.__stdout__.flush()
-        records.info("%s", STAMP.sub("", line))
+        show_line(line, self.tail)
 
     def setup_output(self) -> list[str]:
         """Return what preparing the machines said if the job came no further: as they kept it, else as it was shown."""

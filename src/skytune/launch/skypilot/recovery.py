@@ -13,12 +13,12 @@ from ..failures import failure
 from ..remote.attempts import AttemptLoop
 from ..remote.exchange import forget_last_attempt, unless_it_fails
 from ..remote.handed_on import secrets
+from ..remote.machine import processes
 from ..remote.offer import Offer, announce, check_price, enter
 from ..remote.outcome import JobVerdict, verdict
 from ..remote.upload import check_disk_size, stage
 from . import scripts
 from .cluster import Cluster
-from .machine import processes
 from .messages import explained, log_progress, no_machine
 from .monitor import JobMonitor
 from .secret_cleanup import forget, values_of
