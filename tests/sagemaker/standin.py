@@ -126,10 +126,10 @@ class StandIn(S3):
         self.requests.append((operation, body))
         try:
             with self._lock:
-                status, said = "200 OK", getattr(self, f"do_{operation}")(region, body)
+                status, answer = "200 OK", getattr(self, f"do_{operation}")(region, body)
         except Refused as error:
-            status, said = "400 Bad Request", {"__type": error.code, "message": str(error)}
-        data = json.dumps(said).encode()
+            status, answer = "400 Bad Request", {"__type": error.code, "message": str(error)}
+        data = json.dumps(answer).encode()
         headers = [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(data)))]
         start_response(status, headers)
         return [data]
@@ -337,8 +337,8 @@ class StandIn(S3):
         if any(codes):
             worst = next(n for n, code in enumerate(codes) if code)
             file = job.hosts[worst].folder / "ml" / "output" / "failure"
-            said = file.read_text() if file.is_file() else ""
-            job.reason = f"AlgorithmError: {said}, exit code: {codes[worst]}"[:1024]
+            message = file.read_text() if file.is_file() else ""
+            job.reason = f"AlgorithmError: {message}, exit code: {codes[worst]}"[:1024]
             return "failed"
         return "ended"
 

@@ -12,8 +12,8 @@ from .sagemaker import launcher
 
 def launcher_of(config: RunConfig) -> SageMakerLauncher | SkyPilotLauncher | None:
     """Return the launcher that the run's machine, and the step operator's, ask for; None where workers run here."""
-    said = os.environ.get(VARIABLE)
-    stack = json.loads(said) if said else None
+    stored = os.environ.get(VARIABLE)
+    stack = json.loads(stored) if stored else None
     if config.compute.local:
         return None
     if is_asked(config.compute, stack):

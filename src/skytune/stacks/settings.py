@@ -39,8 +39,8 @@ class SkyPilotStepOperatorSettings(BaseSettings):
         Raises:
             ConfigError: a value that makes no sense.
         """
-        said = self.model_dump().items()
-        values = {key: value for key, value in said if value not in (None, {}) and key not in (STORE, ROLE)}
+        given = self.model_dump().items()
+        values = {key: value for key, value in given if value not in (None, {}) and key not in (STORE, ROLE)}
         known = {*MACHINE, "resources", "recovery"}
         others = {key: value for key, value in values.items() if key not in known}
         found = {key: value for key, value in values.items() if key in known}

@@ -26,8 +26,8 @@ def test_ranks_come_from_sagemakers_own_file(
         monkeypatch.delenv(name)
     (tmp_path / "input" / "config").mkdir(parents=True)
     hosts = [f"algo-{n}" for n in (10, 1, 2, 3, 4, 5, 6, 7, 8, 9)]
-    said = {"current_host": host, "hosts": hosts, "network_interface_name": "eth7"}
-    (tmp_path / "input" / "config" / "resourceconfig.json").write_text(json.dumps(said))
+    config = {"current_host": host, "hosts": hosts, "network_interface_name": "eth7"}
+    (tmp_path / "input" / "config" / "resourceconfig.json").write_text(json.dumps(config))
     found = node.this_node(tmp_path)
     assert (found.count, found.rank, found.address) == (10, rank, "algo-1")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import ComputeConfig, ConfigError, RunConfig, SageMakerConfig, from_dict
-from skytune.launch.run_dir import decisive
+from skytune.launch.run_dir import identity_config
 from skytune.launch.sagemaker.images import SMDDP, check, gpus_of, image_of
 from skytune.launch.sagemaker.request import JobPlace, checked, job_name, training_job
 
@@ -77,7 +77,7 @@ def test_ranks_and_gpus_follow_the_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"RoleArn": "me"}, "RoleArn is me, allowed are 20 to 2048 of them"),
         ({"RoleArn": "arn:aws:iam::1:role/a-role"}, "RoleArn=arn:aws:iam::1:role/a-role does not fit arn:aws"),
@@ -89,13 +89,13 @@ def test_ranks_and_gpus_follow_the_machine() -> None:
         ({"Environment": {"1A": "x"}}, "Environment 1A=1A does not fit"),
     ],
 )
-def test_what_the_service_would_refuse_is_refused_before(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=f"^SageMaker takes no such job: .*{said}"):
+def test_what_the_service_would_refuse_is_refused_before(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^SageMaker takes no such job: .*{message}"):
         checked({**request(), **change})
 
 
 @pytest.mark.parametrize(
-    ("compute", "sagemaker", "said"),
+    ("compute", "sagemaker", "message"),
     [
         (
             {"instance_type": "ml.g5.2xlarge"},
@@ -109,13 +109,13 @@ def test_what_the_service_would_refuse_is_refused_before(change: dict[str, Any],
         ({"instance_type": "ml.g5.2xlarge"}, {"max_hours": 0.1}, "must be more than twice sagemaker.save_minutes=5"),
     ],
 )
-def test_what_sagemaker_does_not_do_is_said_with_its_key(compute: Any, sagemaker: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_sagemaker_does_not_do_is_said_with_its_key(compute: Any, sagemaker: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check(ComputeConfig(**compute), SageMakerConfig(**sagemaker))
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"keep_alive": "7h"}, "sagemaker.keep_alive=7h: at most 6h"),
         ({"max_hours": 0}, "sagemaker.max_hours=0: must be above 0"),
@@ -124,8 +124,8 @@ def test_what_sagemaker_does_not_do_is_said_with_its_key(compute: Any, sagemaker
         ({"regions": {"us-west-2": "bucket"}}, "sagemaker.regions.us-west-2=bucket: a bucket there is meant"),
     ],
 )
-def test_settings_that_make_no_sense(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_make_no_sense(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         SageMakerConfig(**values)
 
 
@@ -170,4 +170,4 @@ def test_where_it_trains_is_no_part_of_what_a_run_is() -> None:
     there = from_dict(
         RunConfig, {"compute": {"instance_type": "ml.g5.2xlarge"}, "sagemaker": {"max_hours": 2.0}, "dry_run": True}
     )
-    assert decisive(plain) == decisive(there)
+    assert identity_config(plain) == identity_config(there)

@@ -28,7 +28,7 @@ def main() -> int:
     shutil.rmtree(SCRATCH, ignore_errors=True)  # an interrupted start, or an earlier job on a machine that was kept
     shutil.unpack_archive(ROOT / "input" / "data" / "skytune" / SENT, SCRATCH)
     environment = {**os.environ, "SKYTUNE_BEGAN": repr(time.time())}
-    code, said = run(
+    code, lines = run(
         "-m",
         "pip",
         "install",
@@ -44,11 +44,11 @@ def main() -> int:
     )
     if code == 0:
         start = "code/skytune/launch/bootstrap.py"
-        code, said = run(start, "skytune.launch.sagemaker.node", str(SCRATCH / "job"), environment=environment)
+        code, lines = run(start, "skytune.launch.sagemaker.node", str(SCRATCH / "job"), environment=environment)
     if code:
         failure = ROOT / "output" / "failure"
         failure.parent.mkdir(parents=True, exist_ok=True)
-        failure.write_text("\n".join(said)[-1000:], encoding="utf-8")
+        failure.write_text("\n".join(lines)[-1000:], encoding="utf-8")
     return code
 
 
