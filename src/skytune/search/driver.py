@@ -8,63 +8,45 @@ next start. Which trials are drawn and which go on depends on scores alone, neve
 import functools
 import logging
 import math
-import queue
 import shutil
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .. import tasks
-from ..common.text import counted, duration, number
-from ..config import ConfigError, Preempted, RunConfig, Sampler, UserError, WorkerError
+from ..common.text import counted, number
+from ..config import ConfigError, RunConfig, UserError, WorkerError
 from ..config.folders import home
 from ..config.schema.evaluation import SMALLER
 from ..data.order import SampleOrder
-from ..job import JobDir, read_json
-from ..launch import Launcher, LocalLauncher, train
-from ..launch.gpus import device_here, processes_wanted, threads_each, visible_gpus
-from ..launch.local import environment
+from ..job import JobDir
+from ..launch import Launcher, train
 from ..launch.run_job import JobResult
 from ..launch.signals import Stopping
-from ..launch.warm import WarmWorkers
-from ..pricing.cost import Attempt, Cost, dollars
+from ..pricing.cost import Attempt, Cost
 from ..pricing.prices import Price
-from ..study.cell_runner import INTERRUPTED, CellRunner, Watch
+from ..study.cell_runner import CellRunner, Watch
 from ..study.cells import Cell
 from ..study.dataset_cache import Splits, forget_stale
-from ..study.plan import LEAST_S, Forecast, Planned
+from ..study.plan import Forecast, Planned
 from ..study.store import ResultsStore, attempts_of
 from ..study.table import SPLIT, done_row, ended_row
 from ..tasks import Scoring
 from ..training.outputs import load_predictions
+from .budget import allowed_seconds, check_budget, elapsed, limit
+from .crew import Crew, Leg, Slots
 from .ladder import Ladder, best, ladder_of, promotable
 from .proposer import Proposer, TrialScore, check_sampler
 from .record import DONE, FAILED, PAUSED, SearchTable, Trial, score_at, search_store
-from .space import REPETITIONS, SEED, Space, space_of, told
+from .space import REPETITIONS, SEED, described, sampler_of, space_of, trials_of
 
 log = logging.getLogger(__name__)
 
 LOST = "lost"
 """Status of a cell whose workers were killed: it goes on."""
-
-
-@dataclass(frozen=True)
-class Leg(Planned):
-    """A cell on its way from one rung to the next."""
-
-    trial: int = -1
-    """-1 for the confirmation."""
-
-    setting: Mapping[str, Any] = field(default_factory=dict)
-    rung: int = 0
-    stop_at: Callable[[int], int | None] = lambda _: None
-    """Optimizer step at which it stops, of all of them; None for its end."""
 
 
 class Search:
@@ -106,9 +88,10 @@ class Search:
         allowed = allowed_seconds(self.config)
         deadline = None if allowed is None else time.monotonic() + allowed - elapsed(self.store)
         with ExitStack() as stack:
-            watch = stack.enter_context(Watch(self.store, None, 0.0, deadline, _limit(self.config)))
-            slots = stack.enter_context(Slots(self.config, self.launcher))
-            self.crew = Crew(TrialRunner(self, watch, slots), self.design.parallel)
+            watch = stack.enter_context(Watch(self.store, None, 0.0, deadline, limit(self.config)))
+            self.slots = stack.enter_context(Slots(self.config, self.launcher))
+            runner = TrialRunner(self, watch, self.slots)
+            self.crew = Crew(runner.run_leg, watch.stop, self.design.parallel)
             stack.callback(self.crew.close)
             Stopping.last = None
             if self.design.asynchronous:
@@ -206,7 +189,7 @@ class Search:
         if not self._begun:
             check_budget(self.config, self.store)
             self._begun = True
-            self.crew.runner.slots.warm_up()
+            self.slots.warm_up()
         self.crew.start(leg)
 
     def _leg(self, cell: Cell, trial: int, rung: int) -> Leg:
@@ -288,67 +271,10 @@ class Search:
                 shutil.rmtree(home() / row["job"] / "checkpoints", ignore_errors=True)
 
 
-class Crew:
-    """Runs legs, at most so many at once: one alone in this very thread, where signals arrive."""
-
-    def __init__(self, runner: "TrialRunner", parallel: int) -> None:
-        self.runner = runner
-        self.pool = ThreadPoolExecutor(parallel, thread_name_prefix="trial") if parallel > 1 else None
-        self.parallel = parallel
-        self.running: dict[Future[None], Leg] = {}
-
-    def start(self, leg: Leg) -> None:
-        """Run a leg, or have it run."""
-        if self.pool is not None:
-            self.running[self.pool.submit(self.runner.run_leg, leg)] = leg
-            return
-        self.runner.run_leg(leg)
-        if Stopping.last == signal.SIGINT:
-            raise KeyboardInterrupt
-        if Stopping.last is not None:
-            raise Preempted("stopped between two trials; the same command goes on")
-
-    @property
-    def busy(self) -> list[tuple[int, int]]:
-        """Trials on their way, with the rung that they go to."""
-        return [(leg.trial, leg.rung) for future, leg in self.running.items() if not future.done()]
-
-    def wait(self, trials: set[int] | None = None) -> None:
-        """Wait for all, or for the legs of some trials."""
-        self._collect([future for future, leg in self.running.items() if trials is None or leg.trial in trials])
-
-    def wait_one(self) -> None:
-        """Wait until one has ended."""
-        done, _ = wait(self.running, return_when=FIRST_COMPLETED)
-        self._collect(list(done))
-
-    def wait_free(self) -> None:
-        """Wait until another one can begin at once."""
-        while len(self.busy) >= self.parallel:
-            self.wait_one()
-
-    def _collect(self, futures: Sequence[Future[None]]) -> None:
-        try:
-            for future in futures:
-                future.result()
-                del self.running[future]
-        except BaseException as error:
-            for future in self.running:
-                future.cancel()
-            why = INTERRUPTED if isinstance(error, KeyboardInterrupt) else "another trial ended everything"
-            self.runner.watch.stop(why)
-            raise
-
-    def close(self) -> None:
-        """Wait for what still runs (it was asked to save and end)."""
-        if self.pool is not None:
-            self.pool.shutdown(wait=True, cancel_futures=True)
-
-
 class TrialRunner(CellRunner):
     """Runs legs of trials."""
 
-    def __init__(self, search: Search, watch: Watch, slots: "Slots") -> None:
+    def __init__(self, search: Search, watch: Watch, slots: Slots) -> None:
         keep = 1 + search.design.parallel + len(search.space.repetitions)
         super().__init__(search.space.name, search.store, watch, Splits(search.config.seed, keep=keep), same_data=True)
         self.search, self.slots = search, slots
@@ -444,7 +370,7 @@ class TrialRunner(CellRunner):
             facts.append(f"{self.search.metric} {number(score)}")
         if row.get("steps"):
             facts.append(f"step {row['steps']:,}")
-        log.info("%s (%s): %s", _name(leg), told(leg.setting), ", ".join(facts))
+        log.info("%s (%s): %s", _name(leg), described(leg.setting), ", ".join(facts))
 
 
 def steps_of(config: RunConfig, rows: int) -> int:
@@ -472,81 +398,6 @@ def scores_of(job: JobDir, split: str) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in scored.metrics.items()}
 
 
-class Slots:
-    """The shares of this machine, one for every trial that runs at once, and the process that their workers are forked
-    from."""
-
-    def __init__(self, config: RunConfig, make: Callable[[], Launcher] | None) -> None:
-        self.config, self.free = config, queue.SimpleQueue[Launcher]()
-        parallel, launch = config.search.parallel, config.launch
-        self.warm = WarmWorkers() if config.search.warm and make is None else None
-        gpus = visible_gpus() if device_here(config.compute) == "cuda" else []
-        each = len(gpus) // parallel if launch.num_processes == "auto" else int(launch.num_processes)
-        if gpus and not 1 <= each <= len(gpus) // parallel:
-            raise ConfigError(
-                f"search.parallel={parallel}: {counted(len(gpus), 'GPU')} here, and each trial takes {max(1, each)}; "
-                f"use search.parallel={max(1, len(gpus) // max(1, each))}"
-            )
-        for index in range(parallel):
-            own = gpus[index * each : (index + 1) * each] if parallel > 1 else []
-            self.free.put(make() if make is not None else LocalLauncher(gpus=own, shares=parallel, warm=self.warm))
-
-    def __enter__(self) -> "Slots":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.warm is not None:
-            self.warm.close()
-
-    def warm_up(self) -> None:
-        """Begin to import what the first worker needs."""
-        launch, parallel = self.config.launch, self.config.search.parallel
-        if self.warm is not None and processes_wanted(self.config.compute, launch) == 1:
-            self.warm.prepare(environment(1, threads_each(launch, parallel)))
-
-    def take(self) -> "Slot":
-        """Return a launcher to be entered, which waits until one is free."""
-        return Slot(self.free)
-
-
-class Slot:
-    """One launcher for the time of a leg."""
-
-    def __init__(self, free: "queue.SimpleQueue[Launcher]") -> None:
-        self.free = free
-
-    def __enter__(self) -> Launcher:
-        self.launcher = self.free.get()
-        return self.launcher
-
-    def __exit__(self, *_: object) -> None:
-        self.free.put(self.launcher)
-
-
-# ---------------------------------------------------------------------- what a configuration asks for
-
-
-def trials_of(config: RunConfig, space: Space) -> int:
-    """Return how many settings are tried.
-
-    Raises:
-        ConfigError: a space of ranges does not say how many.
-    """
-    wanted = config.search.trials
-    if wanted is None:
-        if space.size == float("inf"):
-            raise ConfigError("search.trials: say how many settings are to be tried (a range has no end)")
-        return int(space.size)
-    return int(min(wanted, space.size))
-
-
-def sampler_of(config: RunConfig, space: Space, trials: int) -> Sampler:
-    """Return who proposes."""
-    if config.search.sampler is not Sampler.auto:
-        return config.search.sampler
-    return Sampler.grid if space.size <= trials else Sampler.tpe
-
-
 def metric_of(config: RunConfig) -> tuple[str, bool]:
     """Return the metric by which trials are compared, and whether more is better.
 
@@ -565,67 +416,6 @@ def metric_of(config: RunConfig) -> tuple[str, bool]:
         raise ConfigError(f"{key}={name}: not among eval.metrics ({there}), loss or eval.extra_metrics")
     mode = design.mode if design.mode != "auto" else checkpoint.mode if name == chosen else "auto"
     return name, name not in SMALLER if mode == "auto" else mode == "max"
-
-
-def _limit(config: RunConfig) -> str:
-    design = config.search
-    seconds = [None if design.max_hours is None else design.max_hours * 3600, _usd_seconds(config)]
-    if seconds[1] is not None and (seconds[0] is None or seconds[1] <= seconds[0]):
-        return f"search.max_usd={design.max_usd:g}"
-    return f"search.max_hours={design.max_hours:g}" if design.max_hours is not None else ""
-
-
-def _usd_seconds(config: RunConfig) -> float | None:
-    """Return for how many seconds `search.max_usd` pays for this machine."""
-    ceiling, price = config.search.max_usd, config.compute.usd_per_hour
-    if ceiling is None:
-        return None
-    if price is None:
-        raise ConfigError(
-            f"search.max_usd={ceiling:g} cannot be kept: no price of this machine is known; give compute.usd_per_hour, "
-            "or search.max_hours"
-        )
-    return ceiling / price * 3600 if price else None
-
-
-def allowed_seconds(config: RunConfig) -> float | None:
-    """Return how long the whole search may take; None without a limit."""
-    hours = config.search.max_hours
-    found = [
-        seconds for seconds in (None if hours is None else hours * 3600, _usd_seconds(config)) if seconds is not None
-    ]
-    return min(found, default=None)
-
-
-def elapsed(store: ResultsStore) -> float:
-    """Return the seconds in which something of a search ran, over all starts; what ran at once counts once."""
-    spans = []
-    for path in (store.path / "attempts").glob("*.json"):
-        spans += [(start["began"], start["seen"]) for start in read_json(path)]
-    total, until = 0.0, float("-inf")
-    for began, seen in sorted(spans):
-        total += max(0.0, seen - max(began, until))
-        until = max(until, seen)
-    return total
-
-
-def check_budget(config: RunConfig, store: ResultsStore) -> None:
-    """Refuse to begin what cannot come to anything.
-
-    Raises:
-        ConfigError: they are not enough for anything.
-    """
-    allowed = allowed_seconds(config)
-    if allowed is None:
-        return
-    used = elapsed(store)
-    if allowed - used < LEAST_S:
-        price = config.compute.usd_per_hour
-        minute = f"{duration(LEAST_S)}" + (f" ({dollars(price / 60)})" if price and config.search.max_usd else "")
-        spent = f"{duration(used)} are used, and " if used else ""
-        raise ConfigError(
-            f"{_limit(config)}: no trial can begin: {spent}each is taken to need {minute} at least; allow more"
-        )
 
 
 def run_search(config: RunConfig, launcher: Callable[[], Launcher] | None = None) -> Search:

@@ -23,7 +23,7 @@ from .ladder import Ladder, ladder_of
 from .page import build_search_page
 from .proposer import TrialScore, importances, write_journal
 from .record import FAILED, Trial, read_record, score_at, search_store
-from .space import search_name, told
+from .space import described, search_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -291,7 +291,7 @@ def summary(config: RunConfig) -> tuple[str, str, str]:
     best = found["winner"]
     if best is not None:
         wide = f" ± {number(best['half_width'])}" if best["half_width"] is not None else ""
-        lines.append(f"  best       trial {best['number']}: {told(best['setting'])}")
+        lines.append(f"  best       trial {best['number']}: {described(best['setting'])}")
         lines.append(f"  score      {metric} {number(best['score'])}{wide} on the validation split, which chose it")
         lines.append(f"  test       {metric} {number(best['test_score'])}; the test split chose nothing")
     if found["importance"]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import ConfigError, RunConfig, SearchConfig, to_dict
+from ..config import ConfigError, RunConfig, Sampler, SearchConfig, to_dict
 from ..config.help import field_type
 from ..config.schema.search import Dimension, dimension, shown
 from ..launch.run_dir import identity_config
@@ -114,6 +114,27 @@ def space_of(config: RunConfig) -> Space:
     return space
 
 
+def trials_of(config: RunConfig, space: Space) -> int:
+    """Return how many settings are tried.
+
+    Raises:
+        ConfigError: a space of ranges does not say how many.
+    """
+    wanted = config.search.trials
+    if wanted is None:
+        if space.size == float("inf"):
+            raise ConfigError("search.trials: say how many settings are to be tried (a range has no end)")
+        return int(space.size)
+    return int(min(wanted, space.size))
+
+
+def sampler_of(config: RunConfig, space: Space, trials: int) -> Sampler:
+    """Return who proposes."""
+    if config.search.sampler is not Sampler.auto:
+        return config.search.sampler
+    return Sampler.grid if space.size <= trials else Sampler.tpe
+
+
 def search_name(config: RunConfig) -> str:
     """Return the name of the search: `search.name`, else the run's, else `search`."""
     return config.search.name or config.name or "search"
@@ -171,6 +192,6 @@ def _products(dimensions: Sequence[Dimension]) -> list[Setting]:
     return [dict(zip((one.key for one in dimensions), values, strict=True)) for values in itertools.product(*lists)]
 
 
-def told(setting: Mapping[str, Any]) -> str:
+def described(setting: Mapping[str, Any]) -> str:
     """Return a setting in a few words."""
     return ", ".join(f"{key} {shown(value)}" for key, value in setting.items()) or "the plain configuration"
