@@ -10,9 +10,11 @@ from skytune.data.order import SampleOrder
 from skytune.distributed.context import DistContext
 from skytune.job import JobDir
 from skytune.packed.cuda_graph import NotCapturable
+from skytune.packed.widths import COARSE, Widths
 from skytune.training import captured_step, select_step
 from skytune.training.callbacks.base import Run
-from skytune.training.captured_step import COARSE, CapturedSteps, Widths, why_not
+from skytune.training.captured_step import CapturedSteps
+from skytune.training.eligibility import not_captured_reason
 from skytune.training.packed_step import PackedTrainStep
 from skytune.training.strategy import Strategy
 from skytune.training.train_step import EagerStep
@@ -184,7 +186,7 @@ def test_widths_serve_all_steps_and_depend_on_nothing_but_the_run(rows_of):
 )
 def test_what_it_does_not_apply_to(groups, reason, tiny, rows_of):
     config = from_dict(RunConfig, groups)
-    assert reason in why_not(config, DistContext(0, 1, torch.device("cuda"), Precision.bf16), rows_of(4))
+    assert reason in not_captured_reason(config, DistContext(0, 1, torch.device("cuda"), Precision.bf16), rows_of(4))
 
 
 def test_the_choice_and_its_reason(tiny, rows_of, caplog):

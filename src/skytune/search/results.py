@@ -18,7 +18,8 @@ from ..launch.run_dir import slug
 from ..pricing.cost import dollars
 from ..report.scoring import write_file
 from ..study.table import CSV, frame, write_table
-from .driver import Search, allowed_seconds, check_budget, elapsed, run_search, scores_of
+from .budget import allowed_seconds, check_budget, elapsed
+from .driver import Search, run_search, scores_of
 from .ladder import Ladder, ladder_of
 from .page import build_search_page
 from .proposer import TrialScore, importances, write_journal

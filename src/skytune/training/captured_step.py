@@ -21,14 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import CompileMode, OnNan, Precision, RunConfig, StrategyName
-from ..data.batches import TokenTable
-from ..data.order import MicroBatch, SampleOrder, step_seed
-from ..distributed.capabilities import chosen
-from ..distributed.context import DistContext
+from ..config import OnNan, Precision
+from ..data.order import MicroBatch, step_seed
 from ..packed import parity
 from ..packed.cuda_graph import Graph, NotCapturable, capture, frozen_by_capture, random_kept, reason_of
-from ..packed.packing import choose_budgets
+from ..packed.widths import EPOCHS, Widths
 from .compiling import WIDTH
 from .oom import release
 from .schedule import set_rate
@@ -40,44 +37,11 @@ log = logging.getLogger(__name__)
 BLOCK = 32
 """Steps that are taken before the CPU waits for the device; a person waits that long for an answer to Ctrl-C."""
 
-WIDTHS = 12
-"""Padded lengths at most; each costs a capture (about half a second)."""
-
-WASTE = 0.03
-"""Share of the columns that may be padding, where that many widths can bring it there."""
-
-EPOCHS = 3
-"""Epochs whose steps decide the widths."""
-
-COARSE = 64
-"""Widths that nobody chose are multiples of this, so that few are needed."""
-
 WORTH_COMPILING = 500
 """Steps of a run from which on its blocks are compiled: that takes half a minute where nothing is cached."""
 
 STEPS = 3
 """Steps whose losses are held against the eager ones before captured steps are trusted."""
-
-
-@dataclass
-class Widths:
-    """To which length rows are padded, a function of the longest of them."""
-
-    lengths: np.ndarray
-    chosen: list[int]
-
-    @classmethod
-    def plan(cls, order: SampleOrder, cut: Callable[[int], list[MicroBatch]], steps: int, multiple: int) -> "Widths":
-        """Choose them from the micro-batches that `cut` makes of the first steps (of a whole run, wherever this process
-        starts: rounding depends on the width)."""
-        last = min(steps, EPOCHS * order.steps_per_epoch)
-        longest = [int(order.lengths[micro.rows].max()) for step in range(last) for micro in cut(step)]
-        return cls(order.lengths, choose_budgets(np.array(longest or [1]), WIDTHS, grain=multiple, waste=WASTE))
-
-    def __call__(self, rows: np.ndarray) -> int:
-        """Return the width of a micro-batch."""
-        longest = int(self.lengths[rows].max())
-        return next((width for width in self.chosen if longest <= width), -(-longest // COARSE) * COARSE)
 
 
 @dataclass(eq=False)
@@ -92,28 +56,6 @@ class Shape:
         """Copy a micro-batch in."""
         for name, tensor in tensors.items():
             self.inputs[name].copy_(tensor, non_blocking=True)
-
-
-def why_not(config: RunConfig, world: DistContext, table: TokenTable) -> str:
-    """Return why steps are not captured, packed or not, as the end of a sentence; empty if they may be."""
-    if world.device.type not in ("cuda", "cpu"):
-        return f"it does not run on {world.device.type}"
-    if world.precision is Precision.fp8:
-        return "precision fp8 scales by what the host reads"
-    strategy = chosen(config, world.size)
-    if strategy not in (StrategyName.single, StrategyName.ddp):
-        return f"strategy={strategy.value} spreads the step in its own way"
-    if config.strategy.activation_checkpointing or config.strategy.find_unused_parameters:
-        return "strategy.activation_checkpointing and strategy.find_unused_parameters are not there"
-    if config.compile.mode is not CompileMode.off:
-        return "compile.mode asks for torch.compile"
-    if config.batch.auto:
-        return "batch.auto=true may have to change the micro-batch"
-    if config.debug.profile_steps:
-        return "the profiler looks at single operations"
-    if table.one_length:
-        return "the model's logits depend on padding"
-    return ""
 
 
 class CapturedSteps(EagerStep):

@@ -4,7 +4,6 @@ Kernels are compiled for the card at hand, and models have corners that nobody t
 something all the same. So logits and gradients of a few rows are held against the model's own.
 """
 
-import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,30 +12,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..config import OnNan, Precision, RunConfig, UserError
+from ..config import RunConfig, UserError
 from ..config.schema.compute import PackedMode
-from ..data.batches import Ragged, TokenTable
+from ..data.batches import TokenTable
 from ..data.order import SampleOrder
-from ..distributed.context import DistContext
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of
-from ..packed import architectures as models
 from ..packed import parity
 from ..packed.graph_step import GraphStep
 from ..packed.ops import Drop
 from ..packed.packing import GRAIN
-from . import captured_step
 from .callbacks.base import Run
 from .captured_step import WORTH_COMPILING, CapturedSteps
+from .eligibility import not_captured_reason, not_packed_reason
 from .packed_step import PackedTrainStep
-from .parameter_groups import SCALE
 from .strategy import Strategy
 from .train_step import EagerStep, TrainStep
 
 log = logging.getLogger(__name__)
-
-COLUMNS = {"input_ids", "attention_mask", "token_type_ids", "labels"}
-"""Columns that the packed form understands."""
 
 ROWS = 8
 
@@ -76,7 +69,7 @@ def open_steps(
             log.info("rows are %s", f"padded: {reason}" if reason else "packed, none sees another")
         return EagerStep(*given)
     own = "the loss is not the model's own" if head.loss is not None else ""
-    not_packed = own or why_not(run.config, world, run.model, optimizer, table)
+    not_packed = own or not_packed_reason(run.config, world, run.model, optimizer, table)
     tried = not not_packed
     if tried:
         packed = PackedTrainStep(*given)
@@ -84,7 +77,7 @@ def open_steps(
         if not not_packed:
             return _opened(packed)
     exchanged = "several processes exchange gradients while they compute them" if world.size > 1 else ""
-    not_captured = captured_step.why_not(run.config, world, table) or exchanged
+    not_captured = not_captured_reason(run.config, world, table) or exchanged
     if not not_captured:
         captured = CapturedSteps(*given)
         compiled = run.total_steps >= WORTH_COMPILING and world.device.type == "cuda" and captured.compile_blocks()
@@ -107,10 +100,10 @@ def open_steps(
         captured.close()
     reason = not_captured if not_captured == not_packed else f"{not_captured}; not packed: {not_packed}"
     if wanted is PackedMode.on:
-        raise UserError(f"compute.packed=on: {reason} (compute.packed=auto takes the plain way)")
+        raise UserError(f"compute.packed=on: {reason} (compute.packed=auto takes steps eagerly)")
     if tried or world.main:
         level = logging.WARNING if tried else logging.INFO
-        log.log(level, "steps are taken the plain way, not on the fast path: %s", reason)
+        log.log(level, "steps are taken eagerly, not on the fast path: %s", reason)
     run.report["steps_taken"] = f"plain: {reason}"
     return EagerStep(*given)
 
@@ -145,48 +138,6 @@ def _everywhere(strategy: Strategy, reason: str) -> str:
     """Return why something is not done on some process (collective); empty if it is on all."""
     some = strategy.total(bool(reason)) > 0
     return reason or ("another process cannot" if some else "")
-
-
-def why_not(
-    config: RunConfig,
-    world: DistContext,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    table: TokenTable,
-) -> str:
-    """Return why the packed step does not apply, as the end of a sentence; empty if it does."""
-    if reason := captured_step.why_not(config, world, table):
-        return reason
-    if world.device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    if world.precision not in (Precision.bf16, Precision.fp32):
-        return f"precision {world.precision.value} is not one of its own"
-    if type(optimizer) is not torch.optim.AdamW:
-        return f"the optimizer is {type(optimizer).__name__}, not AdamW"
-    if any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups):
-        return "AdamW's amsgrad and maximize are not there"
-    if config.model.lora.on:
-        return "an adapter (model.lora) is trained beside the weights"
-    if any(SCALE in group for group in optimizer.param_groups) or config.schedule.unfreeze_epochs:
-        return (
-            "its parameters learn at one rate, all of them (optimizer.layer_decay, .groups, schedule.unfreeze_epochs)"
-        )
-    if config.optimizer.no_decay is not None:
-        return "optimizer.no_decay may tell parameters apart that it updates together"
-    if config.on_nan is not OnNan.stop:
-        return f"on_nan={config.on_nan.value} looks at every step before it is taken"
-    if config.ema.decay:
-        return "the moving average of the weights (ema.decay) follows every step"
-    more = set(table.columns) - COLUMNS
-    if more:
-        return f"the rows have more columns ({', '.join(sorted(more))})"
-    ids = table.columns.get("input_ids")
-    if not isinstance(ids, Ragged) or table.labels is None:
-        return "the rows are not tokens with one label each"
-    mask = table.columns.get("attention_mask")
-    if isinstance(mask, Ragged) and not mask.values.all():
-        return "some tokens are masked inside their rows"
-    return models.why_not(model, ids.values)
 
 
 def _try_out(steps: PackedTrainStep, table: TokenTable) -> str:

@@ -1,4 +1,4 @@
-"""Taking optimizer steps: the plain way, one at a time, and what the loop needs of any other way."""
+"""Taking optimizer steps: eagerly, one at a time, and what the loop needs of any other way."""
 
 import math
 import shutil
