@@ -12,14 +12,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import skytune  # found beside this file, whatever else is installed
+import skytune  # noqa: F401  found beside this file, whatever else is installed
 
 SOURCE = Path(__file__).resolve().parent
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
-from skytune.common.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK  # noqa: E402
+from skytune.cli.command import make_parser, run_command, with_subcommands  # noqa: E402
+from skytune.common.exit_codes import EXIT_ERROR, EXIT_OK  # noqa: E402
 from skytune.common.output import make_lasting  # noqa: E402
-from skytune.config import ConfigError, UserError  # noqa: E402
+from skytune.config import ConfigError  # noqa: E402
 
 if TYPE_CHECKING:
     from skytune.runs.catalog import RunRecord
@@ -41,23 +42,12 @@ examples:
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
 
-    def form(prog: str) -> argparse.HelpFormatter:
-        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
-
-    main_parser = argparse.ArgumentParser(
-        prog="python src/runs.py",
-        formatter_class=form,
-        epilog=EXAMPLES,
-        description="Runs in SKYTUNE_HOME (~/.cache/skytune): listed, compared, reproduced, taken away.",
+    main_parser = make_parser(
+        "python src/runs.py",
+        "Runs in SKYTUNE_HOME (~/.cache/skytune): listed, compared, reproduced, taken away.",
+        EXAMPLES,
     )
-    main_parser.add_argument("--version", action="version", version=f"skytune {skytune.__version__}")
-    commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=form)
-        made.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-        return made
-
+    command = with_subcommands(main_parser)
     listing = command("ls", "list runs: name, date, status, data, model, score on the test split, cost, size")
     listing.add_argument("pattern", nargs="?", default="", metavar="TEXT", help="a part of the name")
     listing.add_argument(
@@ -104,21 +94,7 @@ def _age(text: str) -> timedelta:
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    words = parser().parse_args(argv)
-    try:
-        return run(words)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        if words.traceback:
-            raise
-        from skytune.config.scrubbing import scrub
-
-        known = isinstance(error, UserError)
-        first = str(error) if known else f"{type(error).__name__}: {error} (unexpected; --traceback shows where)"
-        print(f"error: {scrub(first)}", file=sys.stderr)
-        return EXIT_ERROR
+    return run_command(run, parser().parse_args(argv))
 
 
 def run(words: argparse.Namespace) -> int:

@@ -7,14 +7,13 @@ import argparse
 import sys
 from pathlib import Path
 
-import skytune  # found beside this file, whatever else is installed
+import skytune  # noqa: F401  found beside this file, whatever else is installed
 
 SOURCE = Path(__file__).resolve().parent
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE)]
 
-from skytune.common.exit_codes import EXIT_INTERRUPTED  # noqa: E402
+from skytune.cli.command import make_parser, run_command, with_subcommands  # noqa: E402
 from skytune.common.output import make_lasting  # noqa: E402
-from skytune.config import UserError  # noqa: E402
 
 CONFIGS = SOURCE.parent / "configs"
 EXAMPLES = """\
@@ -34,23 +33,13 @@ Credentials come the usual way: AWS_PROFILE, `aws configure`, `aws sso login`, o
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
 
-    def form(prog: str) -> argparse.HelpFormatter:
-        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
-
-    main_parser = argparse.ArgumentParser(
-        prog="python src/stack.py",
-        formatter_class=form,
-        epilog=EXAMPLES,
-        description="Machines, a bucket and a ZenML stack on AWS: made, looked over, taken away.",
+    main_parser = make_parser(
+        "python src/stack.py", "Machines, a bucket and a ZenML stack on AWS: made, looked over, taken away.", EXAMPLES
     )
-    main_parser.add_argument("--version", action="version", version=f"skytune {skytune.__version__}")
-    commands = main_parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", title="commands", prog="python src/stack.py"
-    )
+    subcommand = with_subcommands(main_parser)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", formatter_class=form)
-        made.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+        made = subcommand(name, text)
         if name != "list":
             made.add_argument(
                 "name", metavar="NAME", help="the stack; configs/stacks/NAME.yaml says what it is made of"
@@ -86,19 +75,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    words = parser().parse_args(argv)
-    try:
-        return run(words)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        if words.traceback:
-            raise
-        from skytune.config.scrubbing import scrub
-
-        print(f"error: {scrub(in_words(error))}", file=sys.stderr)
-        return 1
+    return run_command(
+        run,
+        parser().parse_args(argv),
+        interrupted="interrupted: the same command goes on from here",
+        install="`make install-dev`, or the extra aws",
+    )
 
 
 def run(words: argparse.Namespace) -> int:
@@ -131,18 +113,6 @@ def load_dotenv() -> None:
     except ImportError:
         return  # what is missing is told by what needs it
     load(SOURCE.parent / ".env")
-
-
-def in_words(error: Exception) -> str:
-    """Return an error as one line; one that nobody foresaw says where to find more."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, ModuleNotFoundError):
-        return (
-            f"'{error.name}' is not installed in this Python ({sys.executable}): `make install-dev`, or the extra aws"
-        )
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first} (unexpected; --traceback shows where)"
 
 
 if __name__ == "__main__":
