@@ -79,11 +79,6 @@ class Comparison:
     predictions: int | None
     """In how many of those rows the logits differ in any bit; None where the runs have no rows in common."""
 
-    @property
-    def same_result(self) -> bool:
-        """Whether nothing that was computed differs: losses and predictions."""
-        return bool((self.losses is None or self.losses.first is None) and self.predictions == 0)
-
 
 def compare(first: RunRecord, second: RunRecord) -> Comparison:
     """Compare two runs by what lies in their folders; what is missing there is left out.
