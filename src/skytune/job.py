@@ -13,12 +13,13 @@ outputs/logs/         rank-N.log, and rank-N.error.json of a rank that failed
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from .common.files import replacing
 from .common.json import load_json
 from .common.paths import check_name, resolve_below
 from .config import RunConfig, UserError, to_dict
@@ -227,19 +228,9 @@ class RankError:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write JSON under a temporary name in the same folder and rename it, so that no half file is ever seen."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(values, file, indent=1, ensure_ascii=False, allow_nan=True)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Write JSON as a whole or not at all."""
+    with replacing(path, uuid4().hex, flush=True) as part, part.open("w", encoding="utf-8") as file:
+        json.dump(values, file, indent=1, ensure_ascii=False, allow_nan=True)
 
 
 def read_json(path: Path) -> Any:

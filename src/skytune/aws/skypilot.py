@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from ..checkpoint.backends.s3 import OWNER
+from ..common.files import replacing
 from ..common.findings import Finding, Level
 from ..config import UserError
 from ..config.folders import home
@@ -70,10 +71,8 @@ def use_role(stack: str, labels: Mapping[str, Any] | None) -> None:
         return
     file, text = configuration(stack), yaml.safe_dump({"aws": {"remote_identity": str(role)}})
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
+        with replacing(file, str(os.getpid())) as part:
+            part.write_text(text, encoding="utf-8")
     os.environ[VARIABLE] = str(file)
 
 

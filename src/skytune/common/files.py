@@ -1,7 +1,10 @@
-"""Files of this machine: their hash, and disks that are full."""
+"""Files of this machine: their hash, writing them as a whole, and disks that are full."""
 
+import contextlib
 import errno
 import hashlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -11,6 +14,29 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def replacing(path: Path, token: str = "part", *, flush: bool = False) -> Iterator[Path]:
+    """Give a path to write to, which then takes the place of `path` in one rename: nobody sees half a file, and whoever
+    is killed, or has a full disk, leaves the one before.
+
+    Args:
+        token: of its name; one of its own for each writer where several may write at once.
+        flush: wait until the disk has it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{token}")
+    try:
+        yield part
+        if flush:
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
 
 
 def is_disk_full(error: BaseException | None) -> bool:

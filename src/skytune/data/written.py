@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from ..common.files import replacing
 from ..config import UserError
 from .stream import Shard
 
@@ -25,18 +26,15 @@ def write_shard(path: Path, shard: Shard, new: Mapping[str, list[Any]], kind: st
     Raises:
         UserError: a value that this kind of file cannot hold.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    if kind == "parquet":
-        table = shard.values if isinstance(shard.values, pa.Table) else _table(shard)
-        for name, values in new.items():
-            table = table.append_column(name, pa.array(values))
-        pa.parquet.write_table(table, temporary)
-    else:
-        text = _lines(shard, new) if kind == "jsonl" else _cells(shard, new, kind)
-        temporary.write_bytes(text.encode())
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with replacing(path, str(os.getpid()), flush=True) as part:
+        if kind == "parquet":
+            table = shard.values if isinstance(shard.values, pa.Table) else _table(shard)
+            for name, values in new.items():
+                table = table.append_column(name, pa.array(values))
+            pa.parquet.write_table(table, part)
+        else:
+            text = _lines(shard, new) if kind == "jsonl" else _cells(shard, new, kind)
+            part.write_bytes(text.encode())
 
 
 def join_shards(parts: Sequence[Path], target: Path, kind: str) -> None:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..common.files import sha256
+from ..common.files import replacing, sha256
 from ..config import ConfigError, UserError, to_dict
 from ..config.folders import home
 from ..config.help import is_text
@@ -43,10 +43,8 @@ def hash_file(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     with contextlib.suppress(OSError):  # a read-only home only means hashing again next time
-        note.parent.mkdir(parents=True, exist_ok=True)
-        temporary = note.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"file": identity, "sha256": digest}), encoding="utf-8")
-        temporary.replace(note)
+        with replacing(note, str(os.getpid())) as part:
+            part.write_text(json.dumps({"file": identity, "sha256": digest}), encoding="utf-8")
     return digest
 
 

@@ -1,7 +1,6 @@
 """Scores and report out of predictions: what `evaluate_model` does, as plain functions; each file is written whole or
 not at all."""
 
-import contextlib
 import os
 import re
 import shlex
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..common.files import replacing
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..job import JobDir, read_json, write_json
 from ..pricing.cost import cost_of
@@ -63,19 +63,15 @@ def write_results(
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file as a whole or not at all: whoever is killed, or has a full disk, leaves the one before.
+    """Write a file as a whole or not at all.
 
     Raises:
         UserError: it cannot be written.
     """
-    whole = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_bytes(content)
-        whole.replace(path)
+        with replacing(path) as part:
+            part.write_bytes(content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            whole.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..common.files import replacing
 from ..data.batches import Ragged, column
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ def write_predictions(
         "logits": _as_arrow(Ragged.of(collected) if isinstance(collected, np.ndarray) else collected),
     }
     table = pa.table(columns)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
+    with (
+        replacing(path) as part,
+        pa.OSFile(str(part), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema) as out,
+    ):
         out.write_table(table)
-    temporary.replace(path)
 
 
 def taken(targets: np.ndarray | Ragged, rows: np.ndarray) -> np.ndarray | Ragged:

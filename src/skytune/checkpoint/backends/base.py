@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from ...common.files import replacing
 from ...common.paths import resolve_below
 from ...common.processes import alive, machine
 from .. import manifest as manifests
@@ -223,14 +224,8 @@ class LocalBackend(Backend):
 
     def write(self, path: str, data: bytes) -> None:
         target = self.at(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-        try:
-            write_durably(temporary, data)
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(target, uuid.uuid4().hex[:8]) as part:
+            write_durably(part, data)
         flush_folder(target.parent)
 
     def delete(self, path: str) -> None:

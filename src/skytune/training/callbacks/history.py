@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ...common.files import is_disk_full
+from ...common.files import is_disk_full, replacing
 from ...config import RunConfig, Select, UserError
 from ...config.schema.evaluation import SMALLER
 from ..flops import peak, utilization
@@ -100,13 +100,11 @@ class History(Callback):
 
     def _rewrite(self) -> None:
         assert self._path is not None
-        whole = self._path.with_name(f".{self._path.name}.part")
         try:
-            _put(whole, self.records, "w")
-            whole.replace(self._path)
+            with replacing(self._path) as part:
+                _put(part, self.records, "w")
             self._behind = False
         except OSError as error:
-            whole.unlink(missing_ok=True)
             self._fall_behind(error)
 
     def _fall_behind(self, error: OSError) -> None:
