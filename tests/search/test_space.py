@@ -62,10 +62,14 @@ def test_the_command_lines_text_and_a_presets_groups_are_the_same_space() -> Non
         "batch.global_size": [16, 32, 64],
         "model": {"dropout": "uniform(0, 0.3)"},
     }
-    found = [{key: str(dimension(key, value)) for key, value in read_space(one).items()} for one in (text, groups)]
+    quoted = text.replace("loguniform(1e-6,1e-3)", "'loguniform(1e-6,1e-3)'")
+    found = [
+        {key: str(dimension(key, value)) for key, value in read_space(one).items()} for one in (text, groups, quoted)
+    ]
     assert (
         found[0]
         == found[1]
+        == found[2]
         == {
             "optimizer.lr": "loguniform(1e-06, 0.001)",
             "batch.global_size": "[16, 32, 64]",
@@ -95,6 +99,9 @@ def test_a_range_holds_what_lies_inside_and_nothing_else(low: float, width: floa
         ({"trials": None}, "search.trials: say how many"),
         ({"sampler": "grid", "trials": 3}, "is a range; a grid takes lists alone"),
         ({"sampler": "cmaes", "trials": 3, "space": {"optimizer.lr": "uniform(0.1,1)"}}, "the space has one key"),
+        ({"machines": 0}, "search.machines=0"),
+        ({"machines": 2, "parallel": 2}, "search.machines and search.parallel exclude each other"),
+        ({"machines": 2, "trials": 3}, "search.machines=2: machines are paid for; say how much with search.max_usd"),
         ({"max_usd": 1.0, "trials": 3}, "no price of this machine is known; give compute.usd_per_hour"),
     ],
 )

@@ -18,9 +18,10 @@ def limit(config: RunConfig) -> str:
 
 
 def _usd_seconds(config: RunConfig) -> float | None:
-    """Return for how many seconds `search.max_usd` pays for this machine."""
+    """Return for how many seconds `search.max_usd` pays for this machine; None where others are paid by what they
+    cost."""
     ceiling, price = config.search.max_usd, config.compute.usd_per_hour
-    if ceiling is None:
+    if ceiling is None or config.search.machines:
         return None
     if price is None:
         raise ConfigError(

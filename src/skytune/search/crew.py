@@ -100,8 +100,13 @@ class Slots:
 
     def __init__(self, config: RunConfig, make: Callable[[], Launcher] | None) -> None:
         self.config, self.free = config, queue.SimpleQueue[Launcher]()
+        self.warm: WarmWorkers | None = None
+        if make is not None:
+            for _ in range(config.search.at_once):
+                self.free.put(make())
+            return
         parallel, launch = config.search.parallel, config.launch
-        self.warm = WarmWorkers() if config.search.warm and make is None else None
+        self.warm = WarmWorkers() if config.search.warm else None
         gpus = visible_gpus() if device_here(config.compute) == "cuda" else []
         each = len(gpus) // parallel if launch.num_processes == "auto" else int(launch.num_processes)
         if gpus and not 1 <= each <= len(gpus) // parallel:
@@ -111,7 +116,7 @@ class Slots:
             )
         for index in range(parallel):
             own = gpus[index * each : (index + 1) * each] if parallel > 1 else []
-            self.free.put(make() if make is not None else LocalLauncher(gpus=own, shares=parallel, warm=self.warm))
+            self.free.put(LocalLauncher(gpus=own, shares=parallel, warm=self.warm))
 
     def __enter__(self) -> "Slots":
         return self

@@ -10,7 +10,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -39,6 +39,7 @@ from ..training.outputs import load_predictions
 from .budget import allowed_seconds, check_budget, elapsed, limit
 from .crew import Crew, Leg, Slots
 from .ladder import Ladder, best, ladder_of, promotable
+from .machines import Machines, check_machines, spent
 from .proposer import Proposer, TrialScore, check_sampler
 from .record import DONE, FAILED, PAUSED, SearchTable, Trial, score_at, search_store
 from .space import REPETITIONS, SEED, described, sampler_of, space_of, trials_of
@@ -54,10 +55,17 @@ class Search:
 
     Args:
         config: the whole configuration, with `search`.
-        launcher: makes what runs the workers of one trial; see `_launchers` if not given.
+        launcher: makes what runs the workers of one trial; see `Slots` if not given.
+        stack: what the active stack brings machines with, for `search.machines`; None where no trial is to run.
     """
 
-    def __init__(self, config: RunConfig, store: ResultsStore, launcher: Callable[[], Launcher] | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        store: ResultsStore,
+        launcher: Callable[[], Launcher] | None = None,
+        stack: Mapping[str, Any] | None = None,
+    ) -> None:
         self.config, self.design, self.store = config, config.search, store
         self.space = space_of(config)
         self.trials = trials_of(config, self.space)
@@ -67,6 +75,12 @@ class Search:
         self.record = SearchTable(store, self.space)
         self.launcher = launcher
         self.price = Price(config.compute.usd_per_hour, "compute.usd_per_hour")
+        self.machines: Machines | None = None
+        if config.search.machines:
+            check_machines(config)
+            if stack is not None:
+                self.machines = Machines(config, stack)
+                self.price, self.launcher = self.machines.price, launcher or self.machines.launcher
         self._begun = False
         self.stopped = ""
         """Why nothing more is begun."""
@@ -88,10 +102,11 @@ class Search:
         allowed = allowed_seconds(self.config)
         deadline = None if allowed is None else time.monotonic() + allowed - elapsed(self.store)
         with ExitStack() as stack:
-            watch = stack.enter_context(Watch(self.store, None, 0.0, deadline, limit(self.config)))
+            money = self.design.max_usd if self.machines else None  # of this machine it is time
+            watch = stack.enter_context(Watch(self.store, money, self.spent() or 0.0, deadline, limit(self.config)))
             self.slots = stack.enter_context(Slots(self.config, self.launcher))
             runner = TrialRunner(self, watch, self.slots)
-            self.crew = Crew(runner.run_leg, watch.stop, self.design.parallel)
+            self.crew = Crew(runner.run_leg, watch.stop, self.design.at_once)
             stack.callback(self.crew.close)
             Stopping.last = None
             if self.design.asynchronous:
@@ -119,7 +134,7 @@ class Search:
     def _draw(self) -> None:
         """Draw the trials, each from the scores of those that began `search.parallel` before it, and train each up to
         the first rung."""
-        proposer, lag = self._proposer(), self.design.parallel
+        proposer, lag = self._proposer(), self.design.at_once
         for index in range(self.trials):
             visible = self.record.trials[: max(0, index - lag + 1)]
             self.crew.wait({trial.number for trial in visible})
@@ -142,7 +157,11 @@ class Search:
             if setting != known.setting:
                 proposer.put(known.setting, instead=setting is not None)
             return known
-        return None if setting is None else self.record.add(setting)
+        if setting is None:
+            return None
+        if not self._begun:
+            self._check_budget()  # before it is written down
+        return self.record.add(setting)
 
     def _run_ahead(self) -> None:
         """Whatever may go on goes on; else a new trial begins."""
@@ -185,9 +204,14 @@ class Search:
             if self.record.row(cell).get("status") != FAILED and score_at(self.record.row(cell), rung) is None:
                 self._begin(self._leg(cell, trial.number, rung))
 
+    def _check_budget(self) -> None:
+        check_budget(self.config, self.store)
+        if self.machines is not None:
+            self.machines.check_budget(self.spent() or 0.0)
+
     def _begin(self, leg: Leg) -> None:
         if not self._begun:
-            check_budget(self.config, self.store)
+            self._check_budget()
             self._begun = True
             self.slots.warm_up()
         self.crew.start(leg)
@@ -250,10 +274,19 @@ class Search:
         again = [{**first, SEED: seed} for seed in seeds]
         return list(zip(self.space.cells(winner.setting, again), self.space.cells({}, again), strict=True))
 
+    def _cells(self) -> list[tuple[Cell, int]]:
+        """Return all cells with their trials, -1 for those of the confirmation."""
+        pairs = [(cell, trial.number) for trial in self.record.trials for cell in trial.cells]
+        return pairs + [(cell, -1) for pair in self.confirmation() for cell in pair]
+
+    def spent(self) -> float | None:
+        """Return the dollars of all trials on machines so far; None where this machine runs them: it is time that it
+        costs."""
+        return spent(self.store, (cell for cell, _ in self._cells()), self.price) if self.design.machines else None
+
     def _forget_stale(self) -> None:
         """Take back the rows of cells whose data or initial model have changed since."""
-        pairs = [(cell, trial.number) for trial in self.record.trials for cell in trial.cells]
-        pairs += [(cell, -1) for pair in self.confirmation() for cell in pair]
+        pairs = self._cells()
         before = set(self.record.rows)
         forget_stale([self._leg(cell, trial, 0) for cell, trial in pairs], self.store)
         if self.design.retry_failed:
@@ -275,7 +308,7 @@ class TrialRunner(CellRunner):
     """Runs legs of trials."""
 
     def __init__(self, search: Search, watch: Watch, slots: Slots) -> None:
-        keep = 1 + search.design.parallel + len(search.space.repetitions)
+        keep = 1 + search.design.at_once + len(search.space.repetitions)
         super().__init__(search.space.name, search.store, watch, Splits(search.config.seed, keep=keep), same_data=True)
         self.search, self.slots = search, slots
 
@@ -418,7 +451,9 @@ def metric_of(config: RunConfig) -> tuple[str, bool]:
     return name, name not in SMALLER if mode == "auto" else mode == "max"
 
 
-def run_search(config: RunConfig, launcher: Callable[[], Launcher] | None = None) -> Search:
+def run_search(
+    config: RunConfig, launcher: Callable[[], Launcher] | None = None, stack: Mapping[str, Any] | None = None
+) -> Search:
     """Run a search from where it stands; return it.
 
     Raises:
@@ -428,7 +463,7 @@ def run_search(config: RunConfig, launcher: Callable[[], Launcher] | None = None
     """
     space = space_of(config)
     with search_store(space.name).claimed() as store:
-        search = Search(config, store, launcher)
+        search = Search(config, store, launcher, stack or {})
         log.info("search %s: %d trials; results in %s", space.name, search.trials, store.path)
         search.run()
     return search

@@ -97,7 +97,8 @@ def _cards(found: Found) -> list[dict[str, str]]:
                 "note": f"test {found['metric']}, {len(one['best'])} other seeds: {one['verdict']}",
             }
         )
-    usd = f"{dollars(found['seconds'] / 3600 * price)}, " if price else ""
+    paid = found["seconds"] / 3600 * price if price else found["usd"]
+    usd = f"{dollars(paid)}, " if paid is not None else ""
     failed = f"{found['failed']} failed" if found["failed"] else "none failed"
     untried = f", {found['untried']} not tried" if found["untried"] else ""
     cards.append({"name": "spent", "value": text.duration(found["seconds"]), "note": f"{usd}{failed}{untried}"})

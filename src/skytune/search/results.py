@@ -46,7 +46,9 @@ def interval(values: Sequence[float]) -> float | None:
     return float(t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def results(config: RunConfig, launcher: Callable[[], Launcher] | None = None) -> "pd.DataFrame":
+def results(
+    config: RunConfig, launcher: Callable[[], Launcher] | None = None, stack: Mapping[str, Any] | None = None
+) -> "pd.DataFrame":
     """Run what has no result yet (not with `report_only`); return the table, and write what was found beside it.
 
     Raises:
@@ -58,7 +60,7 @@ def results(config: RunConfig, launcher: Callable[[], Launcher] | None = None) -
             raise UserError(f"search.report_only: there is no search in {search.store.path}")
         search.record.open(search.record.ladder, search.trials)
     else:
-        search = run_search(config, launcher)
+        search = run_search(config, launcher, stack)
     found = findings(search)
     search.record.save(result=found)
     trials = [(one["setting"], one["scores"], one["status"]) for one in found["trials"]]
@@ -111,7 +113,9 @@ def findings(search: Search) -> dict[str, Any]:
         "stopped": search.stopped,
         "seconds": round(elapsed(search.store), 3),
         "allowed_seconds": allowed_seconds(search.config),
-        "usd_per_hour": search.config.compute.usd_per_hour,
+        "usd_per_hour": None if search.design.machines else search.price.usd_per_hour,
+        "usd": search.spent(),
+        "max_usd": search.design.max_usd,
         "importance": importances(search.space, first, maximize=search.maximize),
         "samples": sum(_samples(record.row(cell)) for trial in record.trials for cell in trial.cells),
         "repetitions": len(search.space.repetitions),
@@ -331,9 +335,13 @@ def spent_line(found: Mapping[str, Any]) -> str:
     def both(of: float) -> str:
         return duration(of) + (f" ({dollars(of / 3600 * price)})" if price else "")
 
-    left = "no limit" if allowed is None else f"{both(max(0.0, allowed - seconds))} left"
     untried = f"not tried: {counted(found['untried'], 'trial')}" if found["untried"] else "nothing was left untried"
     why = f" ({found['stopped']})" if found["stopped"] else ""
+    paid = found["usd"]
+    if paid is not None:
+        line = f"spent {dollars(paid)} of {dollars(found['max_usd'])} on machines, in {duration(seconds)}"
+        return f"{line}; {untried}{why}"
+    left = "no limit" if allowed is None else f"{both(max(0.0, allowed - seconds))} left"
     return f"spent {both(seconds)}; {left}; {untried}{why}"
 
 

@@ -14,10 +14,13 @@ log = logging.getLogger(__name__)
 @step(enable_cache=False)
 def run_search(search: dict[str, Any]) -> Annotated[Any, "trials"]:
     """Run the trials that have no result yet, or take results as they are; `search` is there to be seen."""
+    from zenml.client import Client
+
     from ..search.results import in_numbers, results
+    from ..stacks.flavor import settings_of_active
 
     config = run_config()
-    table = results(config)
+    table = results(config, stack=settings_of_active(Client()))
     log_metadata(in_numbers(config))
     return table
 

@@ -318,20 +318,21 @@ def test_what_an_end_means() -> None:
     assert end("FAILED", user=True, status="preempted") is JobVerdict.failed, "its time was over: it was told to save"
     assert end("LOST", cluster="GONE") is JobVerdict.lost
     assert end("FAILED", cluster="GONE", status="completed") is JobVerdict.done, "taken away when all was done"
+    assert end("SUCCEEDED", status="paused") is JobVerdict.done, "stopped at the step that was asked for"
     assert end("FAILED_SETUP") is JobVerdict.failed
 
 
 @given(
     st.sampled_from([*ENDED, "LOST"]),
     st.sampled_from(["UP", "INIT", "STOPPED", "GONE"]),
-    st.sampled_from([None, "completed", "preempted"]),
+    st.sampled_from([None, "completed", "paused", "preempted"]),
     st.sampled_from([None, True, False]),
 )
 def test_done_needs_a_result_and_machines_that_are_there_are_not_replaced(
     job: str, cluster: str, status: str | None, user: bool | None
 ) -> None:
     found = end(job, cluster, status, user)
-    assert (found is not JobVerdict.done) or status == "completed"
+    assert (found is not JobVerdict.done) or status in ("completed", "paused")
     if cluster == "UP" and job != "LOST" and status != "preempted":
         assert not found.again
 

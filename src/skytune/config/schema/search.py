@@ -65,6 +65,11 @@ class SearchConfig:
     """How many trials run at once on this machine: GPUs, or the cores, are shared out among them. A trial is drawn from
     the scores of those that began so many before it, so that the trials are the same every time."""
 
+    machines: int | None = None
+    """Run trials on machines that SkyPilot brings, so many at once (`compute.instance_type`, `compute.use_spot` and the
+    stack say which). Each has machines of its own from one rung to the next; what is taken away goes on elsewhere from
+    `checkpoint.store`. `search.max_usd` must say what all may cost. Empty runs trials on this machine."""
+
     max_usd: float | None = None
     """The whole search may cost so much, earlier starts and the confirmation included: it stops before it costs
     more."""
@@ -104,10 +109,17 @@ class SearchConfig:
     """`pipeline=training search.take=NAME` is the run of a search's best settings: its whole configuration takes the
     place of the default one, and what is there already is not trained again. Keys beside it change it."""
 
+    @property
+    def at_once(self) -> int:
+        """How many trials run at once."""
+        return self.machines or self.parallel
+
     def __post_init__(self) -> None:
         self.sampler = Sampler(self.sampler)
         self.space = read_space(self.space)
-        at_least(self, "search", 1, "trials", "rungs", "parallel")
+        at_least(self, "search", 1, "trials", "rungs", "parallel", "machines")
+        if self.machines and self.parallel > 1:
+            raise ConfigError("search.machines and search.parallel exclude each other: trials run there, or here")
         at_least(self, "search", 2, "halving", more=", or null for no halving")
         at_least(self, "search", 0, "retries")
         above_zero(self, "search", "max_usd", "max_hours", more=", or null for no limit")
@@ -208,7 +220,7 @@ def dimension(key: str, values: Any) -> Dimension:
         if any(choices.count(value) > 1 for value in choices):
             raise ConfigError(f"{where}: a value is there twice in {list(choices)}")
         return Dimension(key, choices)
-    found = _RANGE.fullmatch(str(values).strip())
+    found = _RANGE.fullmatch(str(values).strip().strip("'\""))  # in quotes, as other programs want it
     if found is None or found[1] not in FORMS:
         raise ConfigError(
             f"{where}={values}: must be a list or a range: [1,2,3], uniform(low,high), loguniform(low,high), "

@@ -70,7 +70,8 @@ class Exchange:
         left = self._asked(self.passing.left, tick, "earlier results cannot be looked for")
         if not left or 0 not in left or left[0]["code"] != code or not self.collect(tick):
             return False
-        if (self.job.read_result() or {}).get("status") != "completed":
+        result, stop_at = self.job.read_result() or {}, self.job.job.stop_at_step
+        if result.get("status") != "completed" and (stop_at is None or result.get("paused", {}).get("step") != stop_at):
             return False
         log.info("the job has ended while nobody was here: its results come from %s", self.passing.url)
         self.forget(tick)

@@ -49,7 +49,7 @@ def verdict(end: End) -> JobVerdict:
     peers are gone, in many words. Where all machines are there, the workers' own words count.
     """
     status = (end.result or {}).get("status")
-    if status == "completed" and (end.job == "SUCCEEDED" or end.cluster != "UP"):
+    if status in ("completed", "paused") and (end.job == "SUCCEEDED" or end.cluster != "UP"):
         return JobVerdict.done
     if end.cluster != "UP" or end.job == "LOST":
         return JobVerdict.preempted if status == "preempted" else JobVerdict.lost
