@@ -1,5 +1,6 @@
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,31 @@ def test_a_folder_to_predict_on_becomes_shards_of_its_files(tmp_path: Path) -> N
     found = arrange(shards[1].rows, from_dict(DataConfig, {"source": "files"}))
     assert found.text is not None and found.text.to_pylist() == ["dog/1.png", "dog/2.png"] and not found.odd
     assert found.where(0).endswith("new, row 5")
+
+
+def rows_of_ones_own(images: list[bytes]) -> Any:
+    from datasets import Dataset, Features, Value
+    from datasets import Image as Feature
+
+    features = Features({"image": Feature(), "label": Value("string")})
+    rows = {"image": [{"bytes": data, "path": None} for data in images], "label": ["cat", "dog"] * (len(images) // 2)}
+    return Dataset.from_dict(rows, features=features)
+
+
+def test_a_function_of_ones_own_may_return_images_of_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [encoded(pixels(row)) for row in range(12)]
+    monkeypatch.setattr("pictures.rows_of_ones_own", lambda: rows_of_ones_own(images), raising=False)
+    found = read({"_target_": "pictures.rows_of_ones_own"})
+    assert {bytes(row["image"]) for row in [*found.train, *found.validation, *found.test]} == set(images)
+
+
+def test_images_are_mapped_and_nothing_is_left_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "own"))
+    folder = class_folder(tmp_path / "mine", rows=8)
+    before = pa.total_allocated_bytes()
+    found = read({"train": str(folder)})
+    assert pa.total_allocated_bytes() - before < sum(file.stat().st_size for file in folder.rglob("*.png"))
+    assert len(found.train) == 10 and not list((tmp_path / "own").iterdir())
+    (folder / "cat" / "x.png").symlink_to(folder / "cat" / "0.png")  # inside: as good as the file
+    assert read({"train": str(folder)}).notes["rows_read"] == 17

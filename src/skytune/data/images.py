@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -115,59 +114,77 @@ def image_rows(files: list[str], spec: str, name: str, columns: Columns) -> Rows
 
 def arrange(rows: Rows, config: DataConfig) -> Rows:
     """Return rows whose images were looked at: what cannot be read stands in `Rows.odd`. The names of their files are
-    their texts; equal content has equal keys.
+    their texts; equal content has equal keys; the images are `Rows.other`, of which nothing is copied.
 
     Raises:
         ConfigError: the column holds neither images nor paths.
     """
-    whole, roots = _as_struct(rows, config), _roots(rows, config)
+    import datasets
 
-    def look(row: int) -> tuple[str, int, str]:
-        value = whole[row].as_py()
-        data, path = value["bytes"], value["path"]
-        if data is None and not path:
-            return "", 0, "the image is missing"
-        problem = ""
-        if data is None:
-            path, problem = _resolved(roots(row), path)
-            data = b"" if problem else Path(path).read_bytes()
-        problem = problem or problem_of(data)
-        return path or "", _key(data), f"{path or 'the image'} {problem}" if problem else ""
+    column, looked = look_at(rows, config, problem_of)
+    places, chunks, start = [path for path, _, _ in looked], list[Any](), 0
+    for chunk in column.chunks:
+        paths = pa.array(places[start : start + len(chunk)], pa.large_string())
+        start += len(chunk)
+        chunks.append(pa.StructArray.from_arrays([pc.struct_field(chunk, "bytes"), paths], fields=list(KIND)))
+    roots = _roots(rows, config)
 
-    looked = list(in_threads(look, len(whole)))
-    places = pa.array([path for path, _, _ in looked], pa.large_string())
-    found = pa.StructArray.from_arrays([whole.field("bytes"), places], fields=list(KIND))
-    names = [
-        os.path.relpath(path, roots(row) or "/") if os.path.isabs(path) else path
-        for row, (path, *_) in enumerate(looked)
-    ]
-    texts = pa.array([name or f"image {row + 1}" for row, name in enumerate(names)], pa.large_string())
+    def shown(row: int) -> str:
+        path = places[row]
+        return (os.path.relpath(path, roots(row) or "/") if os.path.isabs(path) else path) or f"image {row + 1}"
+
+    texts = pa.array(map(shown, range(len(places))), pa.large_string())
     keys = pa.array([key for _, key, _ in looked], pa.uint64())
     return replace(
         rows,
         text=pa.chunked_array([texts]),
-        more={**rows.more, IMAGE: pa.chunked_array([found]), KEYS: pa.chunked_array([keys])},
+        other=datasets.Dataset(pa.table({IMAGE: pa.chunked_array(chunks, KIND)})),
+        more={KEYS: pa.chunked_array([keys])},
         odd={**{row: problem for row, (_, _, problem) in enumerate(looked) if problem}, **rows.odd},
     )
 
 
-def _as_struct(rows: Rows, config: DataConfig) -> Any:
-    """Return the column of images as one array of `KIND`."""
-    column = rows.more[IMAGE].combine_chunks()
-    column = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-    kind, name = column.type, config.image or IMAGE
-    empty = {field.name: pa.nulls(len(column), field.type) for field in KIND}
-    if pa.types.is_struct(kind) and holds_images(kind):
-        found = {name: pc.struct_field(column, name) for name in empty}
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
-        if config.image is None:
-            raise ConfigError(f"{rows.name}: column 'image' holds texts; data.image=image takes them for paths")
-        found = {**empty, "path": column}
-    elif holds_images(kind):
-        found = {**empty, "bytes": column}
-    else:
+def look_at(rows: Rows, config: DataConfig, check: Callable[[bytes], str]) -> tuple[Any, list[tuple[str, int, str]]]:
+    """Return the column of images as one of `KIND`, and where each lies, the key of its content, and what is wrong with
+    it: `check` says that of the content."""
+    column, roots = _as_structs(rows, config), _roots(rows, config)
+
+    def look(row: int) -> tuple[str, int, str]:
+        value = column[row].as_py() or {"bytes": None, "path": None}
+        data, path, problem = value["bytes"], value["path"] or "", ""
+        if data is None and path:
+            path, problem = _resolved(roots(row), path)
+            try:
+                data = b"" if problem else Path(path).read_bytes()
+            except OSError as error:
+                data, problem = b"", f"cannot be read: {error.strerror or error}"
+        if data is None:
+            return path, 0, "the image is missing"
+        problem = problem or check(data)
+        return path, _key(data), f"{path or 'the image'} {problem}" if problem else ""
+
+    return column, list(in_threads(look, len(column)))
+
+
+def _as_structs(rows: Rows, config: DataConfig) -> Any:
+    """Return the column of images as one of `KIND`."""
+    kind, name = rows.more[IMAGE].type, config.image or IMAGE
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+    if texts and config.image is None:
+        raise ConfigError(f"{rows.name}: column 'image' holds texts; data.image=image takes them for paths")
+    if not texts and not holds_images(kind):
         raise ConfigError(f"data.image={name}: holds {kind} in {rows.name}, neither images nor paths")
-    return pa.StructArray.from_arrays([found[f.name].cast(f.type) for f in KIND], fields=list(KIND))
+
+    def as_struct(chunk: Any) -> Any:
+        fields = {field.name: pa.nulls(len(chunk), field.type) for field in KIND}
+        if pa.types.is_struct(kind):
+            fields = {part: pc.struct_field(chunk, part) for part in fields}
+        else:
+            fields["path" if texts else "bytes"] = chunk.cast(kind)
+        return pa.StructArray.from_arrays([fields[f.name].cast(f.type) for f in KIND], fields=list(KIND))
+
+    return pa.chunked_array([as_struct(chunk) for chunk in rows.more[IMAGE].chunks], KIND)
 
 
 def _roots(rows: Rows, config: DataConfig) -> Callable[[int], str | None]:
@@ -256,19 +273,18 @@ def image_inputs(rows: Rows, processor: Any, limit: int | None) -> tuple[pa.Tabl
     """
     import datasets
 
-    schema = pa.schema([(IMAGE, pa.large_binary())])
-    column = rows.more[IMAGE]
+    schema, images = pa.schema([(IMAGE, pa.large_binary())]), rows.other.with_format("arrow")
 
-    def read(row: int) -> bytes:
-        value = column[row].as_py()
-        return value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+    def content(value: dict[str, Any]) -> bytes:
+        return Path(value["path"]).read_bytes() if value["bytes"] is None else value["bytes"]
 
     try:
         with tempfile.NamedTemporaryFile(prefix="skytune-images-", suffix=".arrow") as file:
-            found = in_threads(read, len(rows))
             with pa.ipc.new_stream(file, schema) as out:
-                while some := list(islice(found, AT_ONCE)):
-                    out.write_batch(pa.record_batch([pa.array(some, pa.large_binary())], schema=schema))
+                for start in range(0, len(rows), AT_ONCE):
+                    some = images[start : start + AT_ONCE][IMAGE].to_pylist()
+                    found = [content(value) for value in some]
+                    out.write_batch(pa.record_batch([pa.array(found, pa.large_binary())], schema=schema))
             file.flush()
             table = pa.ipc.open_stream(pa.memory_map(file.name)).read_all()
     except OSError as error:

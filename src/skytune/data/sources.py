@@ -12,10 +12,9 @@ from ..models.quiet import quiet
 from .adapt import as_dataset, from_dataset
 from .columns import Columns, text_columns
 from .files import hash_files, looks_like_file, read_files, read_head
-from .images import arrange, image_column, split_folder
+from .images import image_column, look_at, split_folder
 from .packaged import packaged_part, read, version
 from .rows import Rows
-from .splits import KEYS
 
 
 class Source:
@@ -106,7 +105,7 @@ class Source:
         if self.config.image is None:
             return ""
         rows = read_files(spec, self.config, key, key, (image_column(self.config),))[0]
-        return hash_values(arrange(rows, self.config).more[KEYS].to_pylist())
+        return hash_values([key for _, key, _ in look_at(rows, self.config, lambda data: "")[1]])
 
     def is_file(self, spec: str) -> bool:
         """Return whether a split is read from files, rather than by its name."""
