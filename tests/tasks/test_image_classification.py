@@ -5,11 +5,13 @@ import pytest
 from pictures import encoded, pixels
 from sklearn.metrics import top_k_accuracy_score
 
-from skytune.config import ConfigError, RunConfig, from_dict
-from skytune.data.batches import Ragged
+from skytune.config import ConfigError, RunConfig, UserError, from_dict
+from skytune.data.batches import Padding, Ragged, TokenTable
+from skytune.data.pixels import Pixels
 from skytune.launch.run_dir import decisive
 from skytune.report.page import build_report
 from skytune.tasks import TASKS, Scoring, resolved
+from skytune.tasks.image_classification import ready
 from skytune.tasks.metrics import compute
 from skytune.training.train_step import loader_processes
 
@@ -94,3 +96,20 @@ def test_images_are_decoded_in_processes_and_tokens_where_they_are(monkeypatch: 
     assert loader_processes(None, images) == 2
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 2**26}))
     assert loader_processes(None, images) == 0 or not os.path.isdir("/dev/shm")
+
+
+def test_a_network_that_takes_no_images_of_this_size_says_so(tiny_vit: Any) -> None:
+    import pyarrow as pa
+    from transformers import ViTForImageClassification, ViTImageProcessorPil
+
+    model = ViTForImageClassification.from_pretrained(tiny_vit).train()
+    contents = pa.array([encoded(pixels(row)) for row in range(2)], pa.large_binary())
+    for size in (16, 24):
+        made = Pixels(ViTImageProcessorPil(size={"height": size, "width": size}))
+        table = TokenTable(pa.table({"image": contents, "labels": [0, 1]}), Padding(pixels=made))
+        if size == 16:
+            ready(model, {"train": table})
+            assert model.training
+            continue
+        with pytest.raises(UserError, match=r"does not compute images of 3 x 24 x 24 \(data.image_size=null takes"):
+            ready(model, {"train": table})

@@ -60,7 +60,7 @@ class Source:
         """Return whether there is a split of this name that was not asked for: a function of the user's own brought it,
         or it lies beside train in a folder of images."""
         if self.config.source is DataSource.files:
-            return split_folder(self.config.train, name) is not None
+            return bool(self.config.train) and split_folder(self.config.train, name) is not None
         return self.config.source is DataSource.target and name in self._splits()
 
     def _folder(self, spec: str, name: str) -> str:

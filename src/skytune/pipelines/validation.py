@@ -56,7 +56,8 @@ def validated(config: RunConfig) -> RunConfig:
 
 
 def _resolved(config: RunConfig) -> RunConfig:
-    """Return the configuration with what `pipeline=evaluate` and `predict` imply: the checkpoint's own tokenizer.
+    """Return the configuration with what `pipeline=evaluate` and `predict` imply: the checkpoint's own tokenizer, or
+    image processor and size of images.
 
     Raises:
         UserError: the checkpoint is no model.
@@ -77,4 +78,4 @@ def _resolved(config: RunConfig) -> RunConfig:
     scored = config.data.test
     if config.pipeline is Pipeline.evaluate and scored and data.Source(config.data).is_file(scored):
         config = replace(config, data=replace(config.data, train=""))  # nothing has to be cut from it
-    return replace(config, model=model)
+    return replace(config, model=model, data=replace(config.data, image_size=None))

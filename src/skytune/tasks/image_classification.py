@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from ..config import IMAGES, METRICS, DataConfig, ModelConfig, RunConfig
+from ..config import IMAGES, METRICS, DataConfig, ModelConfig, RunConfig, UserError
 from ..data.batches import Ragged, TokenTable
 from ..data.columns import Column, Columns
 from ..data.images import arrange, image_column, image_inputs, thumbnail
 from ..data.rows import Rows
 from ..data.targets import ClassTargets, Encoded
 from ..data.tokens import with_labels
-from ..models import load_processor
+from ..models import PROCESSOR, load_processor
 from ..models.head import Head
+from ..models.source import first_line
 from . import text_classification as texts
 from .losses import class_loss
 from .task import Collected, Scored, Scoring
@@ -50,7 +51,29 @@ def fits(features: Mapping[str, Any]) -> bool:
 def model(config: RunConfig, names: list[str], train: TokenTable | None) -> Head:
     """Return the head of one class an image, with the loss that `loss.*` and mixed classes ask for."""
     loss = class_loss(config.loss, names, train, shares=config.augment.mixes)
-    return replace(texts.model(config, names, None), auto="AutoModelForImageClassification", loss=loss)
+    return replace(texts.model(config, names, None), auto="AutoModelForImageClassification", loss=loss, ready=ready)
+
+
+def ready(model: Any, tables: Mapping[str, TokenTable]) -> None:
+    """See that the network takes images of this size.
+
+    Raises:
+        UserError: it does not.
+    """
+    import torch
+
+    pixels, training = next(iter(tables.values())).batch(np.zeros(1, np.int64))["pixel_values"], model.training
+    try:
+        with torch.no_grad():
+            model.eval()(pixel_values=pixels)
+    except (ValueError, RuntimeError, TypeError) as error:
+        size = " x ".join(map(str, pixels.shape[1:]))
+        raise UserError(
+            f"{type(model).__name__} does not compute images of {size} (data.image_size=null takes the size that its "
+            f"{PROCESSOR} says): {first_line(error)}"
+        ) from error
+    finally:
+        model.train(training)
 
 
 def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) -> Scored:

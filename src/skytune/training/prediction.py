@@ -5,7 +5,8 @@ in the same batch, with the same padding, however many processes there are, and 
 Where memory runs out, a batch is computed in parts, with the padding of the whole.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -68,10 +69,9 @@ def predict(
     rows: list[np.ndarray] = []
     collected: list[Ragged] = []
     # Every process makes the same number of calls (if memory lasts): a sharded model gathers its weights in each.
-    for start in range(0, len(batches), world.size):
-        number = start + world.rank
-        batch = batches[number] if number < len(batches) else batches[-1]
-        tensors = table.batch(batch, multiple)
+    numbers = range(world.rank, -(-len(batches) // world.size) * world.size, world.size)
+    own = [batches[min(number, len(batches) - 1)] for number in numbers]
+    for number, batch, tensors in zip(numbers, own, _laid_out(table, own, multiple), strict=True):
         found = _collected(model, tensors, len(batch), world.device, collect, at_once, lockstep, autocast)
         if number < len(batches):
             rows.append(batch)
@@ -80,6 +80,19 @@ def predict(
     all_rows, everything = gather(rows, Ragged.joined(collected), world)
     order = np.argsort(all_rows, kind="stable")
     return all_rows[order], everything.take(order)
+
+
+def _laid_out(table: TokenTable, batches: list[np.ndarray], multiple: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the tensors of batches; where images are decoded for them, of the next one meanwhile."""
+    if table.images is None or not batches:
+        yield from (table.batch(batch, multiple) for batch in batches)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        coming = pool.submit(table.batch, batches[0], multiple)
+        for batch in batches[1:]:
+            tensors, coming = coming.result(), pool.submit(table.batch, batch, multiple)
+            yield tensors
+        yield coming.result()
 
 
 def _collected(
