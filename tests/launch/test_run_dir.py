@@ -22,6 +22,12 @@ from skytune.launch.run_dir import slug
 PRINTS = {"data": "d", "weights": "w"}
 
 CHANGES = {
+    "augment.crop": 0.5,
+    "augment.flip": 0.5,
+    "augment.rand_ops": 2,
+    "augment.rand_magnitude": 5,
+    "augment.mixup": 0.2,
+    "augment.cutmix": 1.0,
     "seed": 7,
     "epochs": 2,
     "max_steps": 5,

@@ -8,7 +8,7 @@ from sklearn.metrics import top_k_accuracy_score
 from skytune.config import ConfigError, RunConfig, UserError, from_dict
 from skytune.data.batches import Padding, Ragged, TokenTable
 from skytune.data.pixels import Pixels
-from skytune.launch.run_dir import decisive
+from skytune.launch.run_dir import identity_config
 from skytune.report.page import build_report
 from skytune.tasks import TASKS, Scoring, resolved
 from skytune.tasks.image_classification import ready
@@ -71,10 +71,10 @@ def test_the_report_shows_the_worst_mistakes_as_small_images() -> None:
 
 
 def test_augmentation_decides_the_run_only_where_there_is_some_and_needs_images() -> None:
-    plain = decisive(from_dict(RunConfig, {}))
+    plain = identity_config(from_dict(RunConfig, {}))
     assert "augment" not in plain
     config = from_dict(RunConfig, {"augment": {"flip": 0.5}})
-    assert decisive(config)["augment"]["flip"] == 0.5
+    assert identity_config(config)["augment"]["flip"] == 0.5
     from datasets import ClassLabel, List, Value
 
     features = {"labels": ClassLabel(names=["a", "b"])}
