@@ -138,3 +138,10 @@ def test_a_file_alone_has_no_task_called(own: str) -> None:
 )
 def test_a_trained_model_says_what_it_was_trained_for(auto: str, values: dict[str, Any], wanted: str) -> None:
     assert of_saved(SavedModel("x", ["a", "b"], None, True, auto, values), "checkpoint=x") == wanted
+
+
+def test_of_an_evaluation_without_a_train_split_the_test_split_tells(tmp_path: Path) -> None:
+    from pictures import class_folder
+
+    config = from_dict(DataConfig, {"source": "files", "train": "", "test": str(class_folder(tmp_path / "mine"))})
+    assert choosing.choose(config, ModelConfig(_target_="torch.nn.Identity"))[0] == "image-classification"

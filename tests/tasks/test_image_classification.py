@@ -66,6 +66,7 @@ def test_the_report_shows_the_worst_mistakes_as_small_images() -> None:
         config={},
         data_notes={},
         labels=names,
+        links={},
     )
     assert page.count('src="data:image/jpeg;base64,') == 24 and "&lt;dog&gt;" in page and len(page) < 400_000
 

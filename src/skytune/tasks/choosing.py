@@ -33,7 +33,7 @@ def choose(data: DataConfig, model: ModelConfig) -> Choice:
     columns = [Column(IMAGE, IMAGE, "data.image", "values", False)]
     columns += [Column("text", data.text, "data.text", "values", False)]
     columns += [Column(f"label{n}", name, "data.label", "values", False) for n, name in enumerate(names)]
-    rows = Source(data, tuple(columns)).head(data.train)
+    rows = Source(data, tuple(columns)).head(data.train or str(data.test))
     images = rows.more.pop(IMAGE, None)
     if images is not None and holds_images(images.type):
         return "image-classification", "there are images"
