@@ -63,10 +63,10 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help run experiment results install install-dev test test-fast test-aws soak farm lint check doctor docs lock clean distclean
+.PHONY: help run experiment results install install-dev test test-fast test-aws soak farm sagemaker-standin lint check doctor docs lock clean distclean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 run: $(RUN_STAMP) ## fine-tune: install what is missing, then python src/run.py (ARGS="data=sst2 model=bert-base")
 	@$(BIN)/python src/run.py $(ARGS)
@@ -116,6 +116,9 @@ docs: $(DEV_STAMP) ## write docs/config.md and the rooms in docs/architecture.md
 #   SKYTUNE_KILL_SEED=7          the moments of an earlier soak
 soak: $(DEV_STAMP) ## the long tests that `make test` leaves out; the kill test writes benchmarks/results/soak.md
 	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+sagemaker-standin: $(DEV_STAMP) ## a SageMaker that runs on this machine, until Ctrl-C: it says which variables lead to it
+	@$(BIN)/python tests/sagemaker/standin.py
 
 farm: $(DEV_STAMP) ## rehearse AWS on Linux, as root: a shell in which AWS is this machine (ARGS=status|down|...)
 	@PYTHONPATH=tests/aws $(BIN)/python -m farm $(or $(ARGS),shell)

@@ -21,6 +21,8 @@ examples:
   python src/stack.py register aws --region us-east-1       bucket, role, image repository, ZenML stack
   python src/stack.py check aws --compute 4xa10g            identity, quotas, prices, image, bucket, versions
   python src/stack.py register aws --compute g5.12xlarge --spot
+  python src/stack.py register aws --sagemaker              also train in jobs of SageMaker: compute=ml.g5.2xlarge
+  python src/stack.py check aws --compute ml.g5.2xlarge     their quotas, price, role
   python src/stack.py policy aws                            the IAM policy of a person who trains
   python src/stack.py destroy aws --delete-data             nothing is left, the checkpoints neither
   zenml stack set aws && python src/run.py                  train there
@@ -62,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
         default=9.0,
         metavar="SECONDS",
         help="how long it may take; what has not answered by then fails (default: 9)",
+    )
+    registering.add_argument(
+        "--sagemaker", action="store_true", help="also the execution role of training jobs (compute=ml.g5.2xlarge)"
     )
     registering.add_argument("--keep-days", type=int, help="age in days at which checkpoints are deleted (default: 30)")
     command("list", "show the stacks that are registered")

@@ -108,6 +108,8 @@ class StandIn(S3):
         """Machines by instance type; what is not here is not limited."""
         self.when: dict[str, Callable[[TrainingJob], None]] = {}
         """Pattern of a line of the first host's: what happens, once, when it says so (`interrupt`, `time_up`)."""
+        self.entry: list[str] = []
+        """What containers run instead of what the request says."""
         self.grace = 60.0
         """Between SIGTERM and SIGKILL (120 on the real one)."""
         self.interrupt_grace = 60.0
@@ -118,7 +120,7 @@ class StandIn(S3):
 
     def answer(self, environ: dict[str, Any], start_response: Any) -> Any:
         target = environ.get("HTTP_X_AMZ_TARGET", "")
-        if not target.startswith("SageMaker."):
+        if not target.startswith(("SageMaker.", "ServiceQuotasV20190624.List")):
             return super().answer(environ, start_response)
         body = json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or b"{}")
         found = re.search(r"Credential=[^/]+/\d+/([a-z0-9-]+)/", environ.get("HTTP_AUTHORIZATION", ""))
@@ -133,6 +135,15 @@ class StandIn(S3):
         headers = [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(data)))]
         start_response(status, headers)
         return [data]
+
+    def do_ListServiceQuotas(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert body["ServiceCode"] == "sagemaker"
+        return {
+            "Quotas": [
+                {"QuotaName": f"{kind} for training job usage", "QuotaCode": "L-0123", "Value": float(most)}
+                for kind, most in self.quota.items()
+            ]
+        }
 
     def do_CreateTrainingJob(self, region: str, body: dict[str, Any]) -> dict[str, Any]:
         self._validate(body)
@@ -367,7 +378,7 @@ class StandIn(S3):
             "TRAINING_JOB_ARN": f"arn:aws:sagemaker:{job.region}:{ACCOUNT}:training-job/{job.name}",
             **job.request.get("Environment", {}),
         }
-        entry = job.request["AlgorithmSpecification"]["ContainerEntrypoint"]
+        entry = self.entry or job.request["AlgorithmSpecification"]["ContainerEntrypoint"]
         if namespaces():
             for place in ("/opt/ml", "/tmp/skytune"):
                 Path(place).mkdir(parents=True, exist_ok=True)

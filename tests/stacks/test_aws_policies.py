@@ -15,7 +15,7 @@ from skytune.aws.account import Account
 from skytune.aws.names import Names
 
 NAMES = Names(stack="aws", account="123456789012", region="us-east-1")
-ALL = {"machine": policies.machine, "person": policies.person, "setup": policies.setup}
+ALL = {"machine": policies.machine, "person": policies.person, "setup": policies.setup, "sagemaker": policies.sagemaker}
 
 
 def statements(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def test_no_action_is_a_star_and_only_reading_goes_everywhere(kind: str) -> None
 def test_every_arn_names_account_or_stack(kind: str) -> None:
     for each in statements(ALL[kind](NAMES)):
         for resource in listed(each["Resource"]):
-            known = ("123456789012", "skytune-aws", "image/ami-*")
+            known = ("123456789012", "skytune-aws", "skytune-*", "image/ami-*", "repository/pytorch-training")
             assert resource == "*" or (resource.startswith("arn:aws:") and any(word in resource for word in known))
 
 

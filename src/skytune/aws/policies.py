@@ -8,6 +8,7 @@ which resources and conditions).
 
 from typing import Any
 
+from ..launch.sagemaker.images import REGISTRIES
 from .names import RUNS, Names
 
 Policy = dict[str, Any]
@@ -26,10 +27,10 @@ ANY = "*"
 """Resource of calls that AWS cannot limit to any."""
 
 
-def trust() -> Policy:
-    """Return who may take the machines' role on: EC2."""
-    ec2 = {"Service": "ec2.amazonaws.com"}
-    return _policy({"Effect": "Allow", "Principal": ec2, "Action": "sts:AssumeRole"})
+def trust(service: str = "ec2") -> Policy:
+    """Return who may take a role on: a service, for its machines or jobs."""
+    principal = {"Service": f"{service}.amazonaws.com"}
+    return _policy({"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"})
 
 
 def bucket(names: Names) -> Policy:
@@ -61,12 +62,7 @@ def machine(names: Names) -> Policy:
     return _policy(
         *_use_bucket(names, runs),
         # Inputs are the driver's to write: other runs read them, too.
-        {
-            "Sid": "KeepInputs",
-            "Effect": "Deny",
-            "Action": ["s3:DeleteObject", "s3:PutObject"],
-            "Resource": f"{names.bucket_arn}/*.inputs/*",
-        },
+        _keep_inputs(names),
         *_pull(names),
         _allow("EndItself", instances, "ec2", f"StopInstances {END}", Condition=itself),
         # The first machine of a cluster takes the others down, then itself.
@@ -74,6 +70,24 @@ def machine(names: Names) -> Policy:
         # Before it ends a machine that had ports opened, SkyPilot moves it to its default security group.
         _allow("LeaveSecurityGroups", names.arn("ec2", "security-group/*"), "ec2", "ModifyInstanceAttribute"),
         _allow("FindThemselves", ANY, "ec2", look),
+    )
+
+
+def sagemaker(names: Names) -> Policy:
+    """Return what training jobs of SageMaker may do: the runs in the stack's bucket, their log, their image, the
+    secrets that they were handed."""
+    runs, group = f"{names.bucket_arn}/{RUNS}/*", names.arn("logs", "log-group:/aws/sagemaker/TrainingJobs*")
+    account = REGISTRIES.get(names.region, names.account)
+    images = f"arn:{names.partition}:ecr:{names.region}:{account}:repository/pytorch-training"
+    pull = "BatchCheckLayerAvailability BatchGetImage GetDownloadUrlForLayer"
+    write = "CreateLogGroup CreateLogStream DescribeLogStreams PutLogEvents"
+    return _policy(
+        *_use_bucket(names, runs),
+        _keep_inputs(names),
+        _allow("WriteLogs", group, "logs", write),
+        *_pull(names),
+        _allow("PullAwsImages", images, "ecr", pull),
+        _allow("ReadOwnSecrets", _secrets(names), "secretsmanager", "GetSecretValue"),
     )
 
 
@@ -102,7 +116,8 @@ def person(names: Names) -> Policy:
         _allow("EndMachines", instances, "ec2", f"StartInstances StopInstances {END}", Condition=of_stack),
         _allow("ReachMachines", [groups, vpcs], "ec2", reach),
         _allow("GiveMachinesTheirRole", names.role_arn, "iam", "PassRole", Condition=to_ec2),
-        _allow("LookAtTheirRole", names.role_arn, "iam", "GetRole GetRolePolicy"),
+        *_train_on_sagemaker(names),
+        _allow("LookAtTheirRole", [names.role_arn, names.sagemaker_role_arn], "iam", "GetRole GetRolePolicy"),
         _allow("FindTheirProfile", names.profile_arn, "iam", "GetInstanceProfile"),
         _allow("FirstSpotMachine", linked, "iam", "CreateServiceLinkedRole"),
         # SkyPilot asks more of EC2 than its page says, and for the list of buckets; all of it only reads.
@@ -133,7 +148,7 @@ def setup(names: Names) -> Policy:
     return _policy(
         _allow("Bucket", names.bucket_arn, "s3", bucket),
         _allow("OldVersions", f"{names.bucket_arn}/*", "s3", "DeleteObjectVersion"),
-        _allow("Role", names.role_arn, "iam", role),
+        _allow("Role", [names.role_arn, names.sagemaker_role_arn], "iam", role),
         _allow("Profile", names.profile_arn, "iam", profile),
         _allow("Repository", names.repository_arn, "ecr", repository),
     )
@@ -148,6 +163,34 @@ def _use_bucket(names: Names, objects: str) -> list[Statement]:
         _allow("ListBucket", names.bucket_arn, "s3", look, Condition=ours),
         _allow("UseBucket", objects, "s3", use, Condition=ours),
     ]
+
+
+def _train_on_sagemaker(names: Names) -> list[Statement]:
+    """Allow what the launcher of training jobs asks, and `stack.py check` and `destroy`."""
+    jobs, group = names.arn("sagemaker", "training-job/skytune-*"), "log-group:/aws/sagemaker/TrainingJobs*"
+    to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+    calls = "AddTags CreateTrainingJob StopTrainingJob UpdateTrainingJob"
+    return [
+        _allow("TrainOnSageMaker", jobs, "sagemaker", calls),
+        _allow("LookAtTrainingJobs", ANY, "sagemaker", "DescribeTrainingJob ListTrainingJobs"),
+        _allow("ReadTheirLogs", names.arn("logs", group), "logs", "DescribeLogStreams GetLogEvents"),
+        _allow("HandThemSecrets", _secrets(names), "secretsmanager", "CreateSecret DeleteSecret"),
+        _allow("GiveJobsTheirRole", names.sagemaker_role_arn, "iam", "PassRole", Condition=to_sagemaker),
+    ]
+
+
+def _secrets(names: Names) -> str:
+    """Return the ARNs of what jobs are handed that nobody else may know: each has its job's name."""
+    return names.arn("secretsmanager", "secret:skytune-*")
+
+
+def _keep_inputs(names: Names) -> Statement:
+    return {
+        "Sid": "KeepInputs",
+        "Effect": "Deny",
+        "Action": ["s3:DeleteObject", "s3:PutObject"],
+        "Resource": f"{names.bucket_arn}/*.inputs/*",
+    }
 
 
 def _of_stack(names: Names) -> dict[str, Any]:

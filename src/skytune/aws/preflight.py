@@ -7,9 +7,10 @@ from typing import Any
 from ..common.background import Late, Pending
 from ..common.findings import Finding, Level
 from ..config import UserError
+from ..config.schema.sagemaker import PREFIX
 from ..pricing.cost import dollars
 from ..pricing.prices import aws_price, spot_prices
-from . import bucket, catalog, images, role, skypilot
+from . import bucket, catalog, images, role, sagemaker, skypilot
 from .account import Account, code, spoken
 from .names import Names
 from .policies import machine as machine_policy
@@ -71,6 +72,9 @@ def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: b
         asked: whether a machine is asked for at all.
         until: moment of `time.monotonic()` after which nothing is waited for.
     """
+    if str(machine.get("instance_type")).startswith(PREFIX):
+        yield from sagemaker.examine(account, names, machine, store)
+        return
     for service in ("ec2", "s3", "iam", "ecr", "service-quotas"):
         account.client(service)  # here: made in threads they would wait for each other
     yield Finding(Level.ok, "identity", f"account {account.id}, {account.arn.split(':', 5)[5]}")

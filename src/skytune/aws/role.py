@@ -9,10 +9,11 @@ from typing import Any
 from ..config import UserError
 from .account import Account, code, owner, tags
 from .names import Names
-from .policies import INLINE, Policy, machine, trust
+from .policies import INLINE, Policy, machine, sagemaker, trust
 from .reporting import Done
 
 ABOUT = "the bucket, images, ending themselves; nothing else"
+ABOUT_JOBS = "runs in the bucket, their logs, images, their secrets; nothing else"
 
 
 def ensure(account: Account, names: Names) -> list[Done]:
@@ -21,7 +22,24 @@ def ensure(account: Account, names: Names) -> list[Done]:
     Raises:
         UserError: there is a role of that name that was not made for this stack.
     """
-    return [_role(account, names), _profile(account, names)]
+    about = f"Machines that skytune brings up on stack {names.stack}"
+    return [_role(account, names, names.role, trust(), machine(names), ABOUT, about), _profile(account, names)]
+
+
+def ensure_sagemaker(account: Account, names: Names) -> list[Done]:
+    """Make the execution role of SageMaker's jobs, or bring it to what it should be.
+
+    Raises:
+        UserError: there is a role of that name that was not made for this stack.
+    """
+    about = f"Training jobs of skytune on stack {names.stack}"
+    wanted = trust("sagemaker"), sagemaker(names)
+    return [_role(account, names, names.sagemaker_role, *wanted, ABOUT_JOBS, about)]
+
+
+def exists(account: Account, role: str) -> bool:
+    """Whether there is a role of that name."""
+    return _ask(account.client("iam").get_role, RoleName=role) is not None
 
 
 def policy_of(account: Account, role: str) -> Policy | None:
@@ -58,41 +76,52 @@ def remove(account: Account, names: Names) -> list[Done]:
             iam.remove_role_from_instance_profile(InstanceProfileName=names.role, RoleName=role["RoleName"])
         iam.delete_instance_profile(InstanceProfileName=names.role)
         done.append(Done("removed", "profile", names.role))
-    found = _ask(iam.get_role, RoleName=names.role)
+    done.append(_without(account, names, names.role))
+    if exists(account, names.sagemaker_role):
+        done.append(_without(account, names, names.sagemaker_role))
+    return done
+
+
+def _without(account: Account, names: Names, role: str) -> Done:
+    """Delete a role, if it was made for the stack."""
+    iam = account.client("iam")
+    found = _ask(iam.get_role, RoleName=role)
     if found is None:
-        return [*done, Done("absent", "role", names.role)]
+        return Done("absent", "role", role)
     if owner(found["Role"].get("Tags", [])) != names.stack:
-        return [*done, Done("kept", "role", names.role, "it was not made for this stack")]
-    for name in iam.list_role_policies(RoleName=names.role)["PolicyNames"]:
-        iam.delete_role_policy(RoleName=names.role, PolicyName=name)
-    iam.delete_role(RoleName=names.role)
-    return [*done, Done("removed", "role", names.role)]
+        return Done("kept", "role", role, "it was not made for this stack")
+    for name in iam.list_role_policies(RoleName=role)["PolicyNames"]:
+        iam.delete_role_policy(RoleName=role, PolicyName=name)
+    iam.delete_role(RoleName=role)
+    return Done("removed", "role", role)
 
 
-def _role(account: Account, names: Names) -> Done:
-    iam, wanted = account.client("iam"), machine(names)
-    found = _ask(iam.get_role, RoleName=names.role)
+def _role(
+    account: Account, names: Names, role: str, trusted: Policy, wanted: Policy, allowed: str, described: str
+) -> Done:
+    iam = account.client("iam")
+    found = _ask(iam.get_role, RoleName=role)
     if found is None:
         iam.create_role(
-            RoleName=names.role,
-            AssumeRolePolicyDocument=_text(trust()),
+            RoleName=role,
+            AssumeRolePolicyDocument=_text(trusted),
             Tags=tags(names.stack),
-            Description=f"Machines that skytune brings up on stack {names.stack}",
+            Description=described,
         )
-        iam.put_role_policy(RoleName=names.role, PolicyName=INLINE, PolicyDocument=_text(wanted))
-        return Done("made", "role", names.role, ABOUT)
+        iam.put_role_policy(RoleName=role, PolicyName=INLINE, PolicyDocument=_text(wanted))
+        return Done("made", "role", role, allowed)
     if owner(found["Role"].get("Tags", [])) != names.stack:
-        raise UserError(f"role {names.role} is there and was not made for this stack: choose another stack name")
+        raise UserError(f"role {role} is there and was not made for this stack: choose another stack name")
     changes = []
-    if found["Role"]["AssumeRolePolicyDocument"] != trust():
-        iam.update_assume_role_policy(RoleName=names.role, PolicyDocument=_text(trust()))
+    if found["Role"]["AssumeRolePolicyDocument"] != trusted:
+        iam.update_assume_role_policy(RoleName=role, PolicyDocument=_text(trusted))
         changes.append("who may take it on")
-    if policy_of(account, names.role) != wanted:
-        iam.put_role_policy(RoleName=names.role, PolicyName=INLINE, PolicyDocument=_text(wanted))
+    if policy_of(account, role) != wanted:
+        iam.put_role_policy(RoleName=role, PolicyName=INLINE, PolicyDocument=_text(wanted))
         changes.append("what it may do")
-    more = [each["PolicyName"] for each in iam.list_attached_role_policies(RoleName=names.role)["AttachedPolicies"]]
-    about = f"it also has {', '.join(more)}, which somebody attached" if more else ABOUT
-    return Done("changed" if changes else "found", "role", names.role, ", ".join(changes) or about)
+    more = [each["PolicyName"] for each in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]]
+    about = f"it also has {', '.join(more)}, which somebody attached" if more else allowed
+    return Done("changed" if changes else "found", "role", role, ", ".join(changes) or about)
 
 
 def _profile(account: Account, names: Names) -> Done:

@@ -1,11 +1,20 @@
 """SageMaker for a stack: how its jobs are reached, what of them runs now, and the end of all of it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from ..common.findings import Finding, Level
+from ..config import ComputeConfig, SageMakerConfig, UserError, from_dict
 from ..launch.sagemaker import Cloud, SageMakerLauncher, TrainingJobs
+from ..launch.sagemaker.images import check as check_machine
+from ..launch.sagemaker.images import gpus_of
+from ..pricing.cost import dollars
+from ..pricing.prices import aws_price
+from ..pricing.sagemaker import SOURCE, listed_price
+from . import role
 from .account import Account, connect, spoken
 from .names import Names
+from .policies import sagemaker as policy
 from .reporting import Done
 
 CLOUD = Cloud(connect=connect, spoken=spoken)
@@ -52,3 +61,82 @@ def in_use(account: Account, instance_type: str, spot: bool) -> int:
 
 def _role(account: Account, name: str) -> str:
     return str(account.client("sagemaker").describe_training_job(TrainingJobName=name)["RoleArn"])
+
+
+def examine(
+    account: Account, names: Names, machine: Mapping[str, Any], store: Callable[[Account, Names], Finding]
+) -> Iterator[Finding]:
+    """Yield what a run on SageMaker would find: identity, machine, quota, price, bucket, role.
+
+    Args:
+        machine: keys of `compute`.
+        store: looks at the bucket.
+    """
+    yield Finding(Level.ok, "identity", f"account {account.id}, {account.arn.split(':', 5)[5]}")
+    kind, nodes, spot = str(machine["instance_type"]), int(machine.get("num_nodes") or 1), bool(machine.get("use_spot"))
+    asked = f"{nodes} x {kind}" if nodes > 1 else kind
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("machine", lambda: _machine(kind, asked)),
+        ("quota", lambda: _quota(account, kind, nodes, spot)),
+        ("price", lambda: _price(account, kind, nodes, asked, machine.get("max_hourly_usd"))),
+        ("bucket", lambda: store(account, names)),
+        ("role", lambda: _execution_role(account, names)),
+    ]
+    for name, look in checks:
+        try:
+            with spoken(names.stack):
+                yield look()
+        except UserError as error:
+            yield Finding(Level.fail, name, str(error))
+
+
+def _machine(kind: str, asked: str) -> Finding:
+    check_machine(from_dict(ComputeConfig, {"instance_type": kind}, "compute"), SageMakerConfig())
+    gpus = gpus_of(kind, SageMakerConfig())
+    return Finding(Level.ok, "machine", f"{asked}: a training job of SageMaker, {gpus or 'no'} GPUs each")
+
+
+def _quota(account: Account, kind: str, nodes: int, spot: bool) -> Finding:
+    """May the account have so many machines in training jobs?"""
+    name = f"{kind} for {'spot ' if spot else ''}training job usage"
+    pages = account.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+    found = next((each for page in pages for each in page["Quotas"] if each["QuotaName"] == name), None)
+    if found is None:
+        way = f"the console shows all: Service Quotas, Amazon SageMaker, {account.region}"
+        return Finding(Level.warn, "quota", f"none found that is called '{name}'", way)
+    most, used = int(found["Value"]), in_use(account, kind, spot)
+    text = f"'{name}': {most}, {used} in use, {nodes} needed"
+    if used + nodes <= most:
+        return Finding(Level.ok, "quota", text)
+    way = (
+        f"`aws service-quotas request-service-quota-increase --service-code sagemaker --region {account.region} "
+        f"--quota-code {found['QuotaCode']} --desired-value {used + nodes}`, or another machine or region"
+    )
+    return Finding(Level.fail, "quota", text, way)
+
+
+def _price(account: Account, kind: str, nodes: int, asked: str, limit: float | None) -> Finding:
+    try:
+        price, source = aws_price(kind, False, account.region, account.client), ""
+    except UserError:  # not everybody may ask AWS for it
+        price, source = None, ""
+    if price is None:
+        price, source = listed_price(kind, account.region), f" ({SOURCE})"
+    if price is None:
+        way = "sagemaker.price_per_hour= says it, for the report"
+        return Finding(Level.warn, "price", f"{asked}: none is known in {account.region}", way)
+    hourly = nodes * price
+    text = f"{asked}: {dollars(hourly)} an hour at the full price{source}"
+    if limit is not None and hourly > limit:
+        return Finding(Level.fail, "price", f"{text}, more than max_hourly_usd={limit:g}", "a smaller machine")
+    return Finding(Level.ok, "price", text)
+
+
+def _execution_role(account: Account, names: Names) -> Finding:
+    way = f"`python src/stack.py register {names.stack} --sagemaker` puts it right"
+    found = role.policy_of(account, names.sagemaker_role)
+    if found is None:
+        return Finding(Level.fail, "role", f"no execution role {names.sagemaker_role}", way)
+    if found != policy(names):
+        return Finding(Level.warn, "role", f"{names.sagemaker_role} may do other things than this version wants", way)
+    return Finding(Level.ok, "role", f"{names.sagemaker_role}: {role.ABOUT_JOBS}")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ..common.text import size
 from ..config import UserError
 from . import bucket, repository, role
+from . import sagemaker as jobs
 from .account import Account, spoken
 from .names import Names
 from .reporting import Done
@@ -15,7 +16,7 @@ GB_MONTH_S3, GB_MONTH_ECR = 0.023, 0.10
 Say = Callable[[object], None]
 
 
-def ensure(account: Account, names: Names, keep_days: int, say: Say) -> list[Done]:
+def ensure(account: Account, names: Names, keep_days: int, say: Say, *, sagemaker: bool = False) -> list[Done]:
     """Make what is missing on AWS, say each thing as it is done, and return what was done.
 
     Raises:
@@ -26,6 +27,7 @@ def ensure(account: Account, names: Names, keep_days: int, say: Say) -> list[Don
         for make in (
             lambda: [bucket.ensure(account, names, keep_days)],
             lambda: role.ensure(account, names),
+            lambda: role.ensure_sagemaker(account, names) if sagemaker else [],
             lambda: [repository.ensure(account, names)],
         ):
             for each in make():
@@ -79,6 +81,7 @@ def remove(account: Account, names: Names, say: Say) -> None:
     """Take everything of the stack away, and say so line by line; what was not made for it stays."""
     with spoken(names.stack):
         for take in (
+            lambda: jobs.remove(account, names) if role.exists(account, names.sagemaker_role) else [],
             lambda: [bucket.remove(account, names)],
             lambda: role.remove(account, names),
             lambda: [repository.remove(account, names)],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..aws import skypilot
 from ..config import UserError
 from . import environment, files
-from .options import CLOUD, StackOptions, described, names_of, settings_of
+from .options import CLOUD, StackOptions, described, is_sagemakers, names_of, settings_of
 
 if TYPE_CHECKING:
     from ..aws.names import Names
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def register(asked: StackOptions) -> int:
     """Make what is missing on AWS, and the stack in ZenML; a second time it changes nothing."""
     from ..aws import account as accounts
-    from ..aws import names, stack
+    from ..aws import names, role, stack
 
     names.checked_stack(asked.name)
     file = asked.stack_file()
@@ -34,10 +34,13 @@ def register(asked: StackOptions) -> int:
     if before is not None:
         _check_same_place(before, own)
     print(f"stack {asked.name}: account {account.id}, {account.region}", flush=True)
-    done = stack.ensure(account, own, file.keep_days, _print)
+    with accounts.spoken(asked.name):
+        jobs = asked.sagemaker or is_sagemakers(settings) or role.exists(account, own.sagemaker_role)
+    done = stack.ensure(account, own, file.keep_days, _print, sagemaker=jobs)
     settings = {"infra": CLOUD, "region": account.region, **settings}
     labels = registered.labels(CLOUD, account.region, own.bucket, account.id, own.role)
-    changed = registered.register(client, asked.name, settings, labels, own.store)
+    execution = own.sagemaker_role_arn if jobs else None
+    changed = registered.register(client, asked.name, settings, labels, own.store, execution)
     verb = "changed" if before and changed else "made" if changed else "found"
     _print(Done(verb, "stack", asked.name, "in ZenML, with the step operator skypilot"))
     print(stack.at_rest(account, own))

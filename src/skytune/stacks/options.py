@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import ComputeConfig
+from ..config.schema.sagemaker import PREFIX
 from . import files
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class StackOptions:
     compute: str | None = None
     spot: bool | None = None
     keep_days: int | None = None
+    sagemaker: bool = False
+    """Whether the execution role of SageMaker's jobs is made, too."""
     timeout: float = 9.0
     """Seconds within which `check` has to know."""
 
@@ -49,6 +52,11 @@ def settings_of(asked: StackOptions, file: files.StackFile) -> dict[str, Any]:
     machine = {**file.machine, **files.machine(asked.configs, file.compute), "use_spot": file.spot}
     files.checked(ComputeConfig, machine, "machine")
     return machine
+
+
+def is_sagemakers(settings: dict[str, Any]) -> bool:
+    """Whether a stack's own machine is one of SageMaker's."""
+    return str(settings.get("instance_type") or "").startswith(PREFIX)
 
 
 def names_of(stack: str, account: "Account", bucket: str | None) -> "Names":

@@ -42,12 +42,14 @@ class Registered:
         return str(self.labels[BUCKET])
 
 
-def register(client: "Client", name: str, settings: dict[str, Any], labels: dict[str, str], store: str) -> bool:
-    """Register the step operator, with its store, and the stack, and label it; return whether anything changed."""
+def register(
+    client: "Client", name: str, settings: dict[str, Any], labels: dict[str, str], store: str, role: str | None = None
+) -> bool:
+    """Register the step operator, with its store and SageMaker's role, and the stack; return whether that changed."""
     from .flavor import register as register_operator
 
     before = find_stack(client, name)
-    register_operator(client, name, settings, store=store)
+    register_operator(client, name, settings, store=store, role=role)
     client.update_stack(name, labels=labels)
     return before is None or find_stack(client, name) != before
 
