@@ -85,13 +85,14 @@ def test_check_refuses_a_quota_that_is_too_small_before_anything_is_paid(there: 
 
 def test_destroy_ends_jobs_and_warm_pools_of_the_stack_alone(there: tuple[Any, Any, Names]) -> None:
     standin, opened, names = there
-    standin.entry = QUICK
-    jobs, pooled = begin(opened, names, "1", keep_alive="1h")
-    wait(jobs, pooled, lambda state: state.status == "Completed")
     standin.entry = PATIENT
-    jobs, runs = begin(opened, names, "2")
-    jobs, foreign = begin(opened, names, "3", role_arn=f"arn:aws:iam::{opened.id}:role/somebody-elses")
-    wait(jobs, runs, lambda state: state.secondary == "Training")
+    jobs, runs = begin(opened, names, "1")
+    jobs, foreign = begin(opened, names, "2", role_arn=f"arn:aws:iam::{opened.id}:role/somebody-elses")
+    for name in (runs, foreign):
+        wait(jobs, name, lambda state: state.secondary == "Training")
+    standin.entry = QUICK
+    jobs, pooled = begin(opened, names, "3", keep_alive="1h")
+    wait(jobs, pooled, lambda state: state.status == "Completed")
     jobs.hide(runs, {"HF_TOKEN": "canary"})
     assert set(standin.running()) == {pooled, runs, foreign}
     lines = [str(done) for done in sagemaker.remove(opened, names)]

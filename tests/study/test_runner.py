@@ -242,14 +242,17 @@ def test_one_process_at_a_time(design: Design, prices: Any, recorded: Any) -> No
             run_experiment(config, recorded, prices)
 
 
-def test_paid_machines_are_skypilots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paid_machines_are_skypilots_or_sagemakers(monkeypatch: pytest.MonkeyPatch) -> None:
     from skytune.launch import LocalLauncher, SkyPilotLauncher
+    from skytune.launch.sagemaker import SageMakerLauncher
     from skytune.study import runner as running
     from skytune.study.machines import machine_of
 
     monkeypatch.setattr(running, "require", lambda: None)  # importing SkyPilot takes seconds
     assert isinstance(running.launcher_of(machine_of("local", {})), LocalLauncher)
     assert isinstance(running.launcher_of(machine_of("g5.xlarge", {})), SkyPilotLauncher)
+    found = running.launcher_of(machine_of("ml.p3.16xlarge x 2", {}), "s3://bucket/runs", "arn:role")
+    assert isinstance(found, SageMakerLauncher) and (found.store, found.role) == ("s3://bucket/runs", "arn:role")
 
 
 def test_cells_on_machines_keep_their_checkpoints_in_the_stacks_store(
