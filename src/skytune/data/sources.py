@@ -87,7 +87,7 @@ class Source:
             if not spec:
                 continue
             if self.is_file(spec):
-                found.append([key, hash_files(spec, key), self._hash_images(spec, key)])
+                found.append([key, hash_files(spec, key), *self.hash_images(spec, key)])
                 continue
             found.append([key, spec])
             if source is DataSource.packaged:
@@ -100,12 +100,12 @@ class Source:
             found.append(hash_target(str(config._target_), config.args, "data._target_"))
         return hash_values(found)
 
-    def _hash_images(self, spec: str, key: str) -> str:
-        """Return a hash of the images that a table names; empty where `data.image` names no column of it."""
+    def hash_images(self, spec: str, key: str) -> list[str]:
+        """Return a hash of the images that a table names; none where `data.image` names no column of it."""
         if self.config.image is None:
-            return ""
+            return []
         rows = read_files(spec, self.config, key, key, (image_column(self.config),))[0]
-        return hash_values([key for _, key, _ in look_at(rows, self.config, lambda data: "")[1]])
+        return [hash_values([key for _, key, _ in look_at(rows, self.config, lambda data: "")[1]])]
 
     def is_file(self, spec: str) -> bool:
         """Return whether a split is read from files, rather than by its name."""

@@ -18,8 +18,9 @@ from ..config import ConfigError, PredictConfig, RunConfig, UserError, to_dict
 from ..config.schema.task import AUTO
 from ..config.secrets import mask_secrets, resolve_secrets
 from ..config.targets import user_paths
-from ..data.files import find_files, hash_content
+from ..data.files import find_files, hash_files
 from ..data.images import IMAGE
+from ..data.sources import Source
 from ..data.stream import KEY
 from ..data.written import join_shards
 from ..job import Job, JobDir, read_json, write_json
@@ -71,7 +72,7 @@ def predict_files(config: RunConfig, checkpoint: str) -> dict[str, Any]:
         raise ConfigError(f"launch.nodes={nodes.count}: pipeline=predict computes on one machine")
     config = mask_secrets(config)
     saved = models.saved_model(checkpoint)
-    folder, files = Path(saved.folder), find_files(str(config.predict.input), KEY)
+    folder, spec = Path(saved.folder), str(config.predict.input)
     name = config.task.name if config.task.name != AUTO else of_saved(saved, f"checkpoint={checkpoint}")
     config = replace(config, task=replace(config.task, name=CLASSES if name == AUTO else name))
     task = find_task(config.task)
@@ -80,8 +81,12 @@ def predict_files(config: RunConfig, checkpoint: str) -> dict[str, Any]:
         raise ConfigError(f"pipeline=predict: task={name} reads '{odd[0].name}', which is no text; score it instead")
     tokenizer, limit = task.opens(config.data, config.model)
     config = replace(config, limit_eval_batches=None, data=replace(config.data, max_length=limit))
-    given = to_dict(config.predict) | {"input": [hash_content(*file) for file in files], "output": config.predict.kind}
+    given = to_dict(config.predict) | {"input": hash_files(spec, KEY), "output": config.predict.kind}
+    if config.data.image is not None:
+        given["images"] = Source(config.data).hash_images(spec, KEY)
     read = {key: value for key, value in to_dict(config.data).items() if key != "bad_rows"}
+    # Keys of predictions from before there were images stay what they were.
+    read = {key: value for key, value in read.items() if value is not None or not key.startswith("image")}
     prints = {
         "data": models.hash_values([given, read, config.eval.batch_size]),
         "weights": checkpoint_hash(folder),
