@@ -81,8 +81,9 @@ def _section(name: str, dataset: "Dataset") -> str:
         parts.append(_histogram(tokens))
     if len(dataset):
         parts += [f"<h3>{title}</h3>{table}" for title, table in _readable(dataset)]
-        grid = _grid(dataset) if "image" in dataset.column_names else _table(dataset, summary["features"])
-        parts.append(f"<h3>First rows</h3>{grid}")
+        pictures = "image" in dataset.column_names
+        rows = _grid(dataset) if pictures else _table(dataset, summary["features"])
+        parts.append(f"<h3>{'Some images' if pictures else 'First rows'}</h3>{rows}")
     return f"<section>{''.join(parts)}</section>"
 
 
@@ -107,9 +108,10 @@ def _readable(dataset: "Dataset") -> Iterator[tuple[str, str]]:
 
 
 def _grid(dataset: "Dataset") -> str:
-    """Return the first images with their classes."""
+    """Return some images with their classes."""
     names = getattr(dataset.features.get("labels"), "names", None) or []
-    rows = dataset.with_format(None).select(range(min(_PREDICTED, len(dataset))))
+    spread = range(0, len(dataset), max(1, len(dataset) // _PREDICTED))[:_PREDICTED]  # folders are in order of classes
+    rows = dataset.with_format(None).select(spread)
     shown = "".join(
         f"<figure>{_cell(row['image'], [])}<figcaption>{_cell(row.get('labels', ''), names)}</figcaption></figure>"
         for row in rows
