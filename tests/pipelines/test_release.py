@@ -1,8 +1,10 @@
-"""Models published with their card by the real command: the card's own command gives the same weights."""
+"""Models published with their card by the real command, whose own command gives the same weights; and promoted."""
 
+import contextlib
 import json
 import re
 import shlex
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +80,71 @@ def test_what_cannot_be_published_is_one_line(checkout: Any, published: Any, tin
     ):
         done = checkout.run(*words)
         assert done.code == 1 and done.err.startswith("error: ") and told in done.err and done.err.count("\n") == 1
+
+
+MODEL = "reviews.csv-text-classification"
+
+
+def stages(checkout: Any) -> dict[str, str]:
+    """Return the stage of every version, by the run's key, from ZenML's tables."""
+    place = checkout.home / "zenml/local_stores/default_zen_store/zenml.db"
+    with contextlib.closing(sqlite3.connect(place)) as database:
+        found = database.execute("select name, stage from model_version").fetchall()
+    return {name.rpartition("-")[0]: stage for name, stage in found}
+
+
+def model_in(out: str) -> str:
+    (place,) = re.findall(r"^  model +(\S+)$", out, flags=re.MULTILINE)
+    return place
+
+
+@pytest.fixture(scope="module")
+def promoted(checkout: Any, published: tuple[Any, Path], small: list[str]) -> tuple[str, str]:
+    """The keys of two models: the first was in production until a better one came, at the end of its training."""
+    first = model_in(published[0].out)
+    done = checkout.run("pipeline=promote", f"checkpoint={first}", "stage=production")
+    assert done.code == 0, done.out + done.err
+    keys = [Path(first).parts[-3]]
+    assert re.search(rf"^{keys[0]} is production of {MODEL}: accuracy 0\.", done.out, flags=re.MULTILINE), done.out
+    assert stages(checkout) == {keys[0]: "production"}
+    done = checkout.run(*small, "epochs=8", "promote=production")
+    assert done.code == 0, done.out + done.err
+    keys.append(Path(model_in(done.out)).parts[-3])
+    assert re.search(rf"promoted +{keys[1]} is production of {MODEL}", done.out)
+    assert checkout.statuses()["promote_model"] == "completed"
+    return keys[0], keys[1]
+
+
+def test_a_better_one_is_promoted_and_the_page_shows_why(checkout: Any, promoted: tuple[str, str]) -> None:
+    assert stages(checkout) == {promoted[0]: "archived", promoted[1]: "production"}
+    page = (checkout.home / "skytune" / "runs" / promoted[1] / "outputs" / "promotion.html").read_text()
+    assert "Promoted." in page and promoted[0] in page and "right in one alone" in page
+
+
+def test_a_training_whose_model_is_not_promoted(checkout: Any, promoted: tuple[str, str], small: list[str]) -> None:
+    """The training is done, and the command says by its exit code that its model did not get the stage."""
+    done = checkout.run(*small, "epochs=8", "promote=production")
+    assert done.code == 1 and Path(model_in(done.out), "model.safetensors").is_file(), done.err
+    told = f"{promoted[1]} is not promoted to production of {MODEL}: these very weights are there already"
+    assert done.err.splitlines()[-1] == f"error: not promoted: {told}"
+
+
+def test_one_promotion_at_a_time_and_back_again(checkout: Any, promoted: tuple[str, str]) -> None:
+    from skytune.checkpoint.lease import acquire
+    from skytune.checkpoint.store import Store
+
+    first, second = promoted
+    back = ["pipeline=promote", "promote.rollback=true", "stage=production", f"promote.model={MODEL}"]
+    (store,) = (checkout.home / "zenml" / "local_stores").glob("*/promotions")
+    lease = acquire(Store.open(str(store), MODEL), "another")
+    try:
+        done = checkout.run(*back)
+        assert done.code == 1 and f"error: another promotion of {MODEL} is under way (process " in done.err, done.err
+        assert stages(checkout)[second] == "production"
+    finally:
+        lease.release()
+    done = checkout.run(*back)
+    assert done.code == 0 and f" is production of {MODEL} again; {second}" in done.out, done.out + done.err
+    assert stages(checkout) == {first: "production", second: "archived"}
+    done = checkout.run(*back)
+    assert done.code == 1 and "is the first that" in done.err

@@ -141,7 +141,7 @@ def _main(argv: list[str], shown: ErrorDisplay) -> int:
         print(f"skytune {skytune.__version__}")
         return EXIT_OK
     _load_dotenv()
-    from ..config.compose import compose_run, parse_resume_path, search_to_take, to_yaml
+    from ..config.compose import compose_run, parse_resume_path, run_to_promote, search_to_take, to_yaml
 
     place = parse_resume_path(words) if "--help" not in options else None
     found = _stored_run(place) if place else None
@@ -150,6 +150,10 @@ def _main(argv: list[str], shown: ErrorDisplay) -> int:
         from ..search import taken
 
         base = taken(search)
+    if (promoted := run_to_promote(words)) is not None:
+        from ..release.gate import base_of
+
+        base = base_of(promoted)
     config = compose_run(CONFIGS, words, folder, base)
     shown.traceback = config.debug.traceback
     if found:

@@ -19,13 +19,15 @@ in its name."""
 
 
 def translate(text: str) -> str:
-    """Spell out the short forms: `checkpoint=PATH`, `compute=INSTANCE`, `debug=`, `+callback=name`, `+metric=name`."""
+    """Spell out the short forms: `checkpoint=PATH`, `stage=STAGE`, `compute=INSTANCE`, `debug=`, `+metric=name`, ..."""
     text = renamed_word(text)
     key, equals, value = text.partition("=")
     if "@" in key.removesuffix("@_global_"):
         raise ConfigError(f"'{text}': a preset goes into the group of its own name: write group=name")
     if key == "checkpoint" and equals:
         return f"checkpoint.path={quoted(value)}"
+    if key in ("stage", "promote") and equals:
+        return f"promote.stage={value}"
     if key.lstrip("+") in ("data.label_map", "search.space") and value.startswith("{"):
         return f"{key}={quoted(value)}"
     if text == "debug=":

@@ -113,7 +113,7 @@ def _approve(base: dict[str, Any], config: RunConfig, parsed: list[Override], tr
     typed, left = dict(flat(given)), wishes(to_dict(config))
     modules = [str(value).rpartition(".")[0] for key, value in typed.items() if key.endswith("_target_")]
     wanted = {k: v for k, v in wishes(base).items() if left.get(k) == v and k not in given and k not in typed}
-    key = "search.take" if "search.take" in given else "resume"
+    key = next((key for key in ("search.take", "checkpoint.path") if key in given), "resume")
     approve(wanted, [*_plugins(parsed), *modules], trust, f"{key}={given.get(key)}: its configuration")
 
 
@@ -135,6 +135,13 @@ def _with_accelerate(overrides: list[str]) -> list[str]:
 def to_yaml(config: RunConfig) -> str:
     """Return the configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def run_to_promote(overrides: list[str]) -> str | None:
+    """Return the trained model of `pipeline=promote checkpoint=`; None where the command does something else."""
+    said = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
+    place = said.get("checkpoint.path")
+    return str(place) if said.get("pipeline") == "promote" and place is not None else None
 
 
 def search_to_take(overrides: list[str]) -> str | None:

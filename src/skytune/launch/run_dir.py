@@ -34,6 +34,7 @@ UNDECISIVE = (
     "data",
     "resume",
     "upload",
+    "promote",
     "tracker",
     "strategy",
     "compile",

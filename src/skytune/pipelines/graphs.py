@@ -10,6 +10,7 @@ from ..steps.evaluate_model import evaluate_model
 from ..steps.load_data import load_data
 from ..steps.parameters import elsewhere, for_evaluate_model, for_load_data, for_train_model, on
 from ..steps.predict_files import predict_files
+from ..steps.promote_model import promote_model
 from ..steps.publish_model import publish_model
 from ..steps.search import draw_search, run_search
 from ..steps.study import draw_results, run_experiment
@@ -32,8 +33,12 @@ def training(config: dict[str, Any]) -> None:
         training_report=report,
         **for_evaluate_model(run),
     )
+    after = []
     if run.upload.url:
         on(publish_model, run).with_options(enable_cache=False)(metrics=metrics)
+        after = ["publish_model"]  # its commit gets the stage's tag
+    if run.promote.stage:
+        on(promote_model, run).with_options(enable_cache=False)(metrics=metrics, after=after)
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST)
@@ -58,6 +63,13 @@ def publish(config: dict[str, Any]) -> None:
     """Copy a run's model to where it is wanted, with its card."""
     run = RunConfig.parse(config)
     on(publish_model, run).with_options(enable_cache=False)(checkpoint=str(run.checkpoint.path))
+
+
+@pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
+def promote(config: dict[str, Any]) -> None:
+    """Give a run's model a stage where a test says that it is better, or give the stage back."""
+    run = RunConfig.parse(config)
+    on(promote_model, run).with_options(enable_cache=False)(checkpoint=run.checkpoint.path)
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)

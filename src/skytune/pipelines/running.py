@@ -17,7 +17,7 @@ from ..report import summary, training_rows
 from ..report.scoring import model_path, report_path, tracker_places
 from ..stacks.flavor import check_orchestrator, operator_of, settings_of_active
 from ..steps.cache import expire_lost, expire_unusable
-from .graphs import evaluate, predict, publish, search, study, training
+from .graphs import evaluate, predict, promote, publish, search, study, training
 from .records import describe, named
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ PIPELINES: dict[Pipeline, Any] = {
     Pipeline.evaluate: evaluate,
     Pipeline.predict: predict,
     Pipeline.publish: publish,
+    Pipeline.promote: promote,
     Pipeline.study: study,
     Pipeline.search: search,
 }
@@ -73,7 +74,12 @@ def run_pipeline(client: "Client", config: RunConfig) -> RunSummary:
     if config.pipeline is Pipeline.predict:
         return summarize_predictions(config, finished)
     if config.pipeline is Pipeline.publish:
-        return RunSummary(f"published: {told_publication(published(finished))}", "")
+        return RunSummary(f"published: {told_publication(_left(finished, 'publish_model', 'publication'))}", "")
+    if config.pipeline is Pipeline.promote:
+        decision = _left(finished, "promote_model", "decision")
+        told = [decision["line"]] if decision["accepted"] else []
+        told += [f"evidence: {decision['file']}"] if decision.get("file") else []
+        return RunSummary("\n".join(told), "", "" if decision["accepted"] else decision["line"])
     if config.pipeline is Pipeline.study:
         return summarize_study(config, finished)
     return summarize(client, config, finished)
@@ -110,12 +116,9 @@ def summarize_predictions(config: RunConfig, run: Any) -> RunSummary:
     return RunSummary(prediction_summary(done), "")
 
 
-def published(run: Any) -> dict[str, Any]:
-    """Return what became of a run's publication; empty where it has none."""
-    if "publish_model" not in run.steps:
-        return {}
-    found: dict[str, Any] = run.steps["publish_model"].outputs["publication"][0].load()
-    return found
+def _left(run: Any, step: str, name: str) -> dict[str, Any]:
+    """Return what a step of a run left; empty where the run has no such step."""
+    return dict(run.steps[step].outputs[name][0].load()) if step in run.steps else {}
 
 
 def told_publication(done: Mapping[str, Any]) -> str:
@@ -174,7 +177,9 @@ def summarize(client: "Client", config: RunConfig, run: Any) -> RunSummary:
     scores = metrics["splits"]["test"]
     main = next((name for name in (config.checkpoint.metric, *scores) if name in scores and name != "loss"), "loss")
     describe(run, result, (main, scores.get(main)), page)
-    publication = published(run)
+    publication, decision = _left(run, "publish_model", "publication"), _left(run, "promote_model", "decision")
+    released = {"published": told_publication(publication)} if publication else {}
+    released |= {"promoted": decision["line"]} if decision else {}
     cached = steps["train_model" if trained else "evaluate_model"].status == "cached"
     text = summary(
         metrics=scores,
@@ -189,7 +194,8 @@ def summarize(client: "Client", config: RunConfig, run: Any) -> RunSummary:
         headline=metrics["headline"]["test"],
         pipeline=metrics["pipeline"],
         warning=metrics["warning"],
-        released={"published": told_publication(publication)} if publication else {},
+        released=released,
     )
     failures = ["" if cached else str(result.get("save_failed") or ""), str(publication.get("failed") or "")]
-    return RunSummary(text, "; ".join(filter(None, failures)))
+    refused = decision["line"] if decision and not decision["accepted"] else ""
+    return RunSummary(text, "; ".join(filter(None, failures)), refused)

@@ -46,7 +46,7 @@ def summary(
         run_folder: where the run's files lie; said where the model's folder does not say it.
         report: the report's file, which any browser opens.
         trackers: by name, the address or the command that shows the run.
-        released: what became of its publication.
+        released: what became of its publication and promotion.
     """
     width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     facts = [("test", _scores(metrics, headline))]

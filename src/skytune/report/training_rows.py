@@ -24,7 +24,8 @@ CUTS = ("source", "name", "subset", "train", "validation", "test", "seed", "vali
 def rows_trained_on(model: str, splits: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
     """Return what is to be said of the rows that a model was trained on; nothing where it saw none.
 
-    A row that stood in an evaluation split of the training, too, does not count: there two texts have the same tokens.
+    A row that stood in an evaluation split of the training, too, does not count where its leaks were dropped
+    (`data.drop_leaks`): there two texts have the same tokens.
 
     Args:
         model: its folder; `<run>/outputs/model` has a record.
@@ -41,7 +42,7 @@ def rows_trained_on(model: str, splits: Mapping[str, Any], config: RunConfig) ->
     except (OSError, KeyError, IndexError, ValueError, UserError):
         log.info("no record of the rows that it was trained on lies beside %s: none was looked for among those", model)
         return {}
-    held_out = np.concatenate([np.empty(0, np.uint64), *recorded.values()])
+    held_out = np.concatenate([np.empty(0, np.uint64), *(recorded.values() if _dropped_leaks(run) else ())])
     counts = {}
     for name, split in splits.items():
         if "input_ids" in split.column_names:
@@ -62,6 +63,13 @@ def warn(found: Mapping[str, Any], rows: Mapping[str, int]) -> None:
             name,
             f" (the splits of its training: {again})" if again else "",
         )
+
+
+def _dropped_leaks(run: JobDir) -> bool:
+    try:
+        return run.job.config.data.drop_leaks
+    except (UserError, OSError, TypeError):
+        return True
 
 
 def _is_split(folder: Path) -> bool:

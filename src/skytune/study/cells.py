@@ -115,7 +115,20 @@ def _number(level: Any) -> Any:
     return round(float(short[1]) * {"k": 1e3, "M": 1e6}[short[2]]) if short else level
 
 
-ASIDE = ("name", "pipeline", "cache", "plugins", "log", "tracker", "upload", "resume", "study", "search", "debug")
+ASIDE = (
+    "name",
+    "pipeline",
+    "cache",
+    "plugins",
+    "log",
+    "tracker",
+    "upload",
+    "promote",
+    "resume",
+    "study",
+    "search",
+    "debug",
+)
 """Keys of the configuration that do not make another cell."""
 
 DECIDES = ("select", "metric", "mode")

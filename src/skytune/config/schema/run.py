@@ -14,6 +14,7 @@ from .data import DataConfig
 from .evaluation import PACKAGED, CheckpointConfig, EvalConfig, LogConfig
 from .model import ModelConfig
 from .prediction import PredictConfig
+from .promotion import PromoteConfig
 from .sagemaker import SageMakerConfig
 from .search import SearchConfig
 from .strategy import CompileConfig, Precision, StrategyConfig
@@ -33,10 +34,11 @@ class Pipeline(str, Enum):
     search = "search"
     merge = "merge"
     publish = "publish"
+    promote = "promote"
     data = "data"
 
 
-USING_CHECKPOINT = (Pipeline.evaluate, Pipeline.predict, Pipeline.merge, Pipeline.publish)
+USING_CHECKPOINT = (Pipeline.evaluate, Pipeline.predict, Pipeline.merge, Pipeline.publish, Pipeline.promote)
 """Those that take a trained model, `checkpoint=PATH`."""
 
 
@@ -77,9 +79,9 @@ class RunConfig:
     """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `predict` (write
     the answers of `checkpoint=PATH` beside the rows of files without labels), `merge` (write the plain model that the
     adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `publish` (copy a run's model
-    `checkpoint=PATH` to `upload.url`, with its card), `study` (one training a cell of an
-    experiment design), `search` (trials out of a space of hyperparameters) or `data` (look at the data set: nothing is
-    trained)."""
+    `checkpoint=PATH` to `upload.url`, with its card), `promote` (give it `stage=production` where a test on held-out
+    rows says that it is better), `study` (one training a cell of an experiment design), `search` (trials out of a space
+    of hyperparameters) or `data` (look at the data set: nothing is trained)."""
 
     seed: int = 42
     """Decides splits, order of samples, new weights and dropout."""
@@ -172,6 +174,9 @@ class RunConfig:
     upload: UploadConfig = field(default_factory=UploadConfig)
     """Where the trained model is copied to."""
 
+    promote: PromoteConfig = field(default_factory=PromoteConfig)
+    """Which stage the model is to get, and by which test."""
+
     log: LogConfig = field(default_factory=LogConfig)
     """How often progress is recorded."""
 
@@ -231,6 +236,16 @@ class RunConfig:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
         if self.pipeline is Pipeline.publish and not (self.checkpoint.path and self.upload.url):
             raise ConfigError("pipeline=publish needs checkpoint=PATH (a run's outputs/model) and upload.url=PLACE")
+        wanted, named = self.promote, self.promote.rollback and self.promote.model
+        if self.pipeline is Pipeline.promote and not (wanted.stage and (self.checkpoint.path or named)):
+            raise ConfigError(
+                "pipeline=promote needs checkpoint=PATH (a run's outputs/model) and stage=production (or staging); "
+                "with promote.rollback=true, promote.model=NAME will do in the place of a checkpoint"
+            )
+        if wanted.stage and self.pipeline not in (Pipeline.promote, Pipeline.training):
+            raise ConfigError(f"promote.stage={wanted.stage.value} has an effect only on promote and training")
+        if wanted.rollback and self.pipeline is not Pipeline.promote:
+            raise ConfigError("promote.rollback=true needs pipeline=promote")
         if self.pipeline is Pipeline.study and not self.study.factors:
             raise ConfigError("pipeline=study needs a design: experiment=NAME, or study.factors")
         if self.search.take and self.pipeline is not Pipeline.training:
