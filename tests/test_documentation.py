@@ -173,7 +173,7 @@ def known(key: str, value: str, groups: dict[str, dict[str, str]]) -> bool:
     if key in groups:
         return value in groups[key] or value in ("", "null") or bool(re.search(r"[A-Z.]", value))
     parameter = not value and "." not in key  # Python's, as in `lr=`
-    return parameter or key in SUGAR or key == "checkpoint" or is_key(key)
+    return parameter or key in SUGAR or key in ("checkpoint", "stage", "promote") or is_key(key)
 
 
 @cache

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, Features
 
-from skytune.config import PromoteConfig, Stage
+from skytune.config import ModelStage, PromoteConfig
 from skytune.data.batches import Ragged
 from skytune.release.decision import decide
 from skytune.release.gate import GateScores
 from skytune.report.page import render
 from skytune.tasks import TASKS, Scoring, Shown
 
-LIMITS = PromoteConfig(stage=Stage.production)
+LIMITS = PromoteConfig(stage=ModelStage.production)
 NAMES = ["bad", "fair", "good"]
 
 
@@ -29,8 +29,8 @@ def on_gate(labels: np.ndarray, logits: np.ndarray, name: str = "new", trained_o
 
 def says(labels: np.ndarray, wrong: np.ndarray, sure: float = 2.0, classes: int = 3) -> np.ndarray:
     """Return logits of a model that has some rows wrong: the class after the right one."""
-    said = np.where(wrong, (labels + 1) % classes, labels)
-    return (np.eye(classes)[said] * sure).astype(np.float32)
+    answers = np.where(wrong, (labels + 1) % classes, labels)
+    return (np.eye(classes)[answers] * sure).astype(np.float32)
 
 
 LABELS = np.tile(np.arange(3), 100)
@@ -77,7 +77,7 @@ def test_one_that_loses_a_class_is_not() -> None:
     kept = decide(
         on_gate(LABELS, says(LABELS, new)),
         on_gate(LABELS, says(LABELS, old), "old"),
-        PromoteConfig(stage=Stage.staging, max_class_drop=1.0),
+        PromoteConfig(stage=ModelStage.staging, max_class_drop=1.0),
         "mine",
     )
     assert kept.accepted and kept.line.startswith("new is staging of mine")
@@ -127,7 +127,7 @@ def test_only_rows_that_both_have_count() -> None:
 
 
 def test_by_force_it_says_what_the_test_said() -> None:
-    forced = PromoteConfig(stage=Stage.production, force=True)
+    forced = PromoteConfig(stage=ModelStage.production, force=True)
     found = decide(on_gate(LABELS, says(LABELS, OLD)), on_gate(LABELS, says(LABELS, OLD), "old"), forced, "mine")
     assert found.accepted and found.forced and "forced in spite of better by more than chance" in found.line
 
@@ -138,11 +138,11 @@ def test_numbers_are_compared_by_a_bootstrap() -> None:
     columns = {"labels": [{"stars": float(value)} for value in truth]}
 
     def model(noise: float, seed: int) -> GateScores:
-        said = (truth + np.random.default_rng(seed).normal(size=200) * noise).astype(np.float32)
+        answers = (truth + np.random.default_rng(seed).normal(size=200) * noise).astype(np.float32)
         scoring = Scoring(names=["stars"], metrics=["rmse"], shown=Shown(Dataset.from_dict(columns), None))
         targets = Ragged.of(truth[:, None].astype(np.float32))
         rows = np.arange(200)
-        return GateScores(f"n{seed}", rows, targets, Ragged.of(said[:, None]), scoring, TASKS["regression"], "rmse")
+        return GateScores(f"n{seed}", rows, targets, Ragged.of(answers[:, None]), scoring, TASKS["regression"], "rmse")
 
     better = decide(model(0.3, 1), model(0.9, 2), LIMITS, "mine")
     assert better.accepted and "rmse" in better.line and "gain 0." in better.line, better.line

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skytune.config import PromoteConfig, RunConfig, Stage, UserError
+from skytune.config import ModelStage, PromoteConfig, RunConfig, UserError
 from skytune.job import JobDir
 from skytune.launch import train
 from skytune.release.decision import decide
 from skytune.release.gate import base_of, on_the_gate
 from skytune.tasks.prepared import prepared
 
-LIMITS = PromoteConfig(stage=Stage.production, max_calibration_rise=1.0, max_class_drop=1.0)
+LIMITS = PromoteConfig(stage=ModelStage.production, max_calibration_rise=1.0, max_class_drop=1.0)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from .schema.evaluation import (
 )
 from .schema.model import LoraConfig, ModelConfig
 from .schema.prediction import PredictConfig
-from .schema.promotion import PromoteConfig, Stage
+from .schema.promotion import ModelStage, PromoteConfig
 from .schema.run import DebugConfig, OnNan, Pipeline, RunConfig
 from .schema.sagemaker import Distribution, SageMakerConfig
 from .schema.search import Sampler, SearchConfig

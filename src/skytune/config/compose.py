@@ -139,24 +139,28 @@ def to_yaml(config: RunConfig) -> str:
 
 def run_to_promote(overrides: list[str]) -> str | None:
     """Return the trained model of `pipeline=promote checkpoint=`; None where the command does something else."""
-    said = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
-    place = said.get("checkpoint.path")
-    return str(place) if said.get("pipeline") == "promote" and place is not None else None
+    typed = _typed(overrides)
+    place = typed.get("checkpoint.path")
+    return str(place) if typed.get("pipeline") == "promote" and place is not None else None
 
 
 def search_to_take(overrides: list[str]) -> str | None:
     """Return the search that `search.take=` names; None where it does not."""
-    typed = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
-    name = typed.get("search.take")
+    name = _typed(overrides).get("search.take")
     return None if name is None else str(name)
 
 
 def parse_resume_path(overrides: list[str]) -> str | None:
     """Return the path or URL that `resume=` names; None where it is a word, or the run trains nothing."""
-    typed = {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
+    typed = _typed(overrides)
     place = typed.get("resume")
     trains = typed.get("pipeline") in (None, "training")
     return place if trains and isinstance(place, str) and "/" in place else None
+
+
+def _typed(overrides: list[str]) -> dict[str, Any]:
+    """Return the values of the command line by key."""
+    return {o.key_or_group: o.value() for o in (_parse(_readable(translate(text))) for text in overrides)}
 
 
 def _register(base: dict[str, Any] | None) -> None:

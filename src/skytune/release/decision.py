@@ -167,10 +167,10 @@ def _p(value: float) -> str:
 
 def _right(found: GateScores) -> np.ndarray | None:
     """Return which rows have the right class, as numbers; None where a row has something else than one class."""
-    said, targets = found.task.predicted(found.collected, found.scoring).get("prediction"), found.targets
-    if said is None or not isinstance(targets, np.ndarray) or targets.ndim != 1:
+    answers, targets = found.task.predicted(found.collected, found.scoring).get("prediction"), found.targets
+    if answers is None or not isinstance(targets, np.ndarray) or targets.ndim != 1:
         return None
-    return (np.array(said, object) == np.array(found.scoring.names, object)[targets]).astype(np.float64)
+    return (np.array(answers, object) == np.array(found.scoring.names, object)[targets]).astype(np.float64)
 
 
 def _bootstrap(new: GateScores, old: GateScores, alpha: float) -> tuple[float, float]:

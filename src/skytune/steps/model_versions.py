@@ -39,8 +39,9 @@ class Version:
     @classmethod
     def of(cls, run_key: str, checkpoint: str) -> "Version":
         """Return what a run's model is as a version."""
-        weights = checkpoint_hash(Path(saved_model(checkpoint).folder))
-        return cls(f"{run_key}-{weights[:8]}", checkpoint, weights)
+        folder = Path(saved_model(checkpoint).folder).absolute()
+        weights = checkpoint_hash(folder)
+        return cls(f"{run_key}-{weights[:8]}", str(folder), weights)
 
     def check(self) -> None:
         """Make sure that the model still lies where it did.
@@ -103,10 +104,9 @@ def give_stage(model: str, stage: str, version: Version, before: Version | None,
         made = client.create_model_version(model, version.name)
     except EntityExistsError:
         made = client.get_model_version(model, version.name)
-    if before is None or before.name != version.name:
-        told = {"checkpoint": version.checkpoint, "weights": version.weights}
-        replaced = {f"replaced_{stage}": before.name if before else ""}
-        log_metadata({**told, **replaced}, model_name=model, model_version=version.name)
+    known = {"checkpoint": version.checkpoint, "weights": version.weights}
+    known[f"replaced_{stage}"] = before.name if before else ""
+    log_metadata({**known}, model_name=model, model_version=version.name)
     for artifact in _artifacts(client, version.name.rpartition("-")[0]):
         link_artifact_version_to_model_version(artifact_version=artifact, model_version=made)
     lease.check(look=True)

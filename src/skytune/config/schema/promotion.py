@@ -8,7 +8,7 @@ from ..checks import at_least
 from ..errors import ConfigError
 
 
-class Stage(str, Enum):
+class ModelStage(str, Enum):
     """Stages of ZenML's Model Control Plane that one version of a model has at a time."""
 
     staging = "staging"
@@ -19,7 +19,7 @@ class Stage(str, Enum):
 class PromoteConfig:
     """Promotion by a test on held-out rows: `pipeline=promote`, or at the end of a training."""
 
-    stage: Stage | None = None
+    stage: ModelStage | None = None
     """`staging` or `production`; `stage=production` for short with `pipeline=promote checkpoint=PATH`, and
     `promote=staging` with a training, which then ends with it. Empty promotes nothing."""
 
