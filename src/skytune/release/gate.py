@@ -23,7 +23,7 @@ from ..data.batches import Ragged
 from ..data.tables import content_hash, read_split
 from ..job import JobDir
 from ..launch import predict
-from ..launch.skypilot import machines_asked
+from ..launch.remote.machine import machines_asked
 from ..models import saved_model
 from ..report.training_rows import rows_trained_on
 from ..runs import reproduce
