@@ -72,6 +72,7 @@ def base_of(checkpoint: str) -> dict[str, Any]:
         UserError: the checkpoint lies in no run's folder.
     """
     values = reproduce.base(run_of(checkpoint))
+    values = {name: value for name, value in values.items() if name != "sagemaker"}
     fresh = {"promote": PromoteConfig(), "search": SearchConfig(), "compute": ComputeConfig(), "launch": LaunchConfig()}
     return values | {name: to_dict(config) for name, config in fresh.items()}
 
