@@ -14,6 +14,7 @@ import pytest
 from skytune.config import RunConfig
 from skytune.distributed.preemption import FLAG_FILE
 from skytune.job import Job, JobDir
+from skytune.launch.remote.outcome import TIME_UP
 from skytune.launch.sagemaker import entry, node
 
 
@@ -42,7 +43,7 @@ def test_a_job_asks_its_workers_to_save_before_its_time_is_up(tmp_path: Path, mo
     node.watch_time(job)
     while not (job.root / FLAG_FILE).exists():
         time.sleep(0.02)
-    assert (job.logs / node.TIME_UP).is_file()
+    assert (job.logs / TIME_UP).is_file()
 
 
 def sent(folder: Path, requirements: str, bootstrap: str) -> dict[str, str]:

@@ -9,6 +9,9 @@ from ...job import RankError
 ENDED = ("SUCCEEDED", "FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED")
 """SkyPilot's words for a job that has ended."""
 
+TIME_UP = "time-up"
+"""File among a job's logs: its time was up, and it has saved."""
+
 
 class JobVerdict(Enum):
     """What to do next."""

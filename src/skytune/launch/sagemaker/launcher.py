@@ -34,7 +34,7 @@ from ..remote.exchange import Exchange, forget_last_attempt, unless_it_fails
 from ..remote.handed_on import secrets
 from ..remote.machine import ROLE, STORE, merged, processes
 from ..remote.offer import Offer, announce, check_price, enter
-from ..remote.outcome import End, JobVerdict, verdict
+from ..remote.outcome import TIME_UP, End, JobVerdict, verdict
 from ..remote.s3_transfer import S3Transfer
 from ..remote.upload import check_disk_size, stage
 from ..signals import Stopping
@@ -42,7 +42,6 @@ from . import entry
 from .entry import SENT
 from .images import check, gpus_of
 from .jobs import ENDED, STOP_SECONDS, Cloud, CloudAccount, State, TrainingJobs
-from .node import TIME_UP
 from .request import DISK_GB, JobPlace, job_name, training_job
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,7 @@ from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
 from ..multinode.topology import Nodes, nodes_of
 from ..remote.node import take_part
-
-TIME_UP = "time-up"
-"""Among the job's logs: its time was up, and it has saved."""
+from ..remote.outcome import TIME_UP
 
 
 def main(argv: list[str] | None = None) -> int:
