@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 
 from skytune.config import METRICS, MORE, ConfigError, EvalConfig, UserError
-from skytune.tasks import metrics
+from skytune.tasks import metrics, packaged_metrics
 
 SOURCE = Path(metrics.__file__).parents[3]
 
@@ -88,7 +88,7 @@ def test_order_of_rows_plays_no_part(sample: tuple[np.ndarray, np.ndarray], rand
 
 
 def score(name: str, predictions: object, references: object, **options: object) -> float:
-    return metrics.packaged(name).compute(predictions=predictions, references=references, **options)[name]
+    return packaged_metrics.packaged(name).compute(predictions=predictions, references=references, **options)[name]
 
 
 def test_known_values() -> None:
@@ -100,7 +100,7 @@ def test_known_values() -> None:
     assert score("f1", predicted, truth, average="macro") == pytest.approx((2 / 3 + 4 / 5) / 2)
     assert score("matthews", predicted, truth) == pytest.approx((2 * 4 - 1 * 1) / math.sqrt(3 * 3 * 5 * 5))
     assert score("loss", [[0.0, 0.0], [1000.0, 0.0]], [1, 0]) == pytest.approx(math.log(2) / 2)
-    area = metrics.packaged("roc_auc")
+    area = packaged_metrics.packaged("roc_auc")
     assert area.compute(prediction_scores=[0.1, 0.4, 0.35, 0.8], references=[0, 0, 1, 1]) == {"roc_auc": 0.75}
     assert area.compute(prediction_scores=[-math.inf, math.inf], references=[0, 1]) == {"roc_auc": 1}
     with pytest.raises(ValueError, match="do not pair up"):
@@ -169,7 +169,7 @@ def refuse(*_, **__):
     raise AssertionError("a metric asked the network")
 
 socket.socket.connect = socket.getaddrinfo = refuse
-from skytune.tasks import metrics
+from skytune.tasks import metrics, packaged_metrics
 assert not {"evaluate", "sklearn"} & set(sys.modules), "importing the room costs what is not needed yet"
 class Looks:  # as `inspect` does, in another thread, while `evaluate` is imported
     def find_spec(self, name, *_):
@@ -183,7 +183,7 @@ predicted = np.where(np.arange(60) < right, labels, 1 - labels)
 for _ in range(4):
     found = metrics.compute(["accuracy", "f1"], {}, np.stack([np.zeros(60), predicted - 0.5], axis=1), labels)
     assert found["accuracy"] == right / 60, found
-module = metrics.packaged("accuracy")  # as `evaluate` documents it, a batch at a time
+module = packaged_metrics.packaged("accuracy")  # as `evaluate` documents it, a batch at a time
 for start in range(0, 60, 20):
     module.add_batch(predictions=predicted[start : start + 20], references=labels[start : start + 20])
 assert module.compute() == {"accuracy": right / 60}

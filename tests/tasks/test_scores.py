@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 from skytune.config import TaskConfig, UserError
 from skytune.data.batches import IGNORED, Ragged
 from skytune.tasks import Scoring, find_task
-from skytune.tasks.metrics import packaged
+from skytune.tasks.packaged_metrics import packaged
 
 NAMES = ["O", "B-a", "I-a", "B-b", "I-b"]
 

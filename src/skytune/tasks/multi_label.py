@@ -15,7 +15,8 @@ from ..data.rows import Rows
 from ..data.targets import Encoded, inputs
 from ..data.tokens import with_labels
 from ..models.head import Head
-from .metrics import Answers, best_threshold, measure, packaged
+from .metrics import Answers, best_threshold, measure
+from .packaged_metrics import packaged
 from .task import Collected, Scored, Scoring, Section, Task, dense
 from .text_classification import collect
 

@@ -18,7 +18,8 @@ from ..data.targets import Encoded, inputs
 from ..data.tokens import with_labels
 from ..models.head import Head
 from ..models.outputs import logits_of
-from .metrics import Answers, measure, packaged
+from .metrics import Answers, measure
+from .packaged_metrics import packaged
 from .task import Collected, Scored, Scoring, Section, Task, dense
 
 if TYPE_CHECKING:

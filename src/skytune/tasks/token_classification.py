@@ -19,7 +19,8 @@ from ..data.tokens import BATCH, as_table, with_labels
 from ..models.head import Head
 from ..models.outputs import logits_of
 from ..models.tokenizer import see_blanks
-from .metrics import Answers, entities, measure, packaged
+from .metrics import Answers, measure
+from .packaged_metrics import entities, packaged
 from .task import Collected, Scored, Scoring, Section, Shown, Task
 
 if TYPE_CHECKING:
