@@ -1,35 +1,25 @@
 """What a stack, or a step, says to the step operator `skypilot` about its machines."""
 
-from typing import Any
+from typing import Any, get_type_hints
 
+from pydantic import create_model
 from zenml.config.base_settings import BaseSettings
 from zenml.step_operators import BaseStepOperatorConfig
 
 from ..config import ComputeConfig
 from ..launch.remote.machine import MACHINE, ROLE, STORE, merged
 
+_TYPES = get_type_hints(ComputeConfig)
+_FIELDS: dict[str, Any] = {key: (_TYPES[key], None) for key in MACHINE}
+_Machine: Any = create_model("_Machine", __base__=BaseSettings, **_FIELDS)
 
-class SkyPilotStepOperatorSettings(BaseSettings):
+
+class SkyPilotStepOperatorSettings(_Machine):
     """The machines of a step: keys of `compute`, which explains them; a run's own `compute` goes before.
 
     Any other key is handed to SkyPilot as part of its resources.
     """
 
-    accelerators: str | None = None
-    instance_type: str | None = None
-    cpus: int | str | None = None
-    memory: int | str | None = None
-    num_nodes: int | None = None
-    use_spot: bool | None = None
-    infra: str | None = None
-    region: str | None = None
-    zone: str | None = None
-    disk_size: int | None = None
-    image_id: str | None = None
-    idle_minutes_to_autostop: int | None = None
-    max_hourly_usd: float | None = None
-    keep_on_failure: int | float | str | None = None
-    max_hours: float | None = None
     resources: dict[str, Any] = {}  # noqa: RUF012  pydantic copies it
     recovery: dict[str, Any] = {}  # noqa: RUF012
 
