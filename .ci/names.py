@@ -45,6 +45,7 @@ RETIRED = {
     "World": "DistContext",
     "bring_together": "gather_full_state",
     "own_files": "private_state_files",
+    "left_behind": "existing_results",
     "place_to_resume": "parse_resume_path",
     "tell_memory": "memory_line",
     "whole_config": "run_config",

@@ -72,50 +72,50 @@ def inputs(tmp_path: Path) -> Path:
 def test_inputs_are_sent_once_and_arrive(through: S3Transfer, inputs: Path, tmp_path: Path, bucket: Any) -> None:
     machine = JobDir(tmp_path / "machine")
     listing = machine.root / INPUTS
-    assert through.send(inputs, listing) == 201_002, "of files with the same content one is sent"
-    assert through.send(inputs, listing) == 0
+    assert through.upload_inputs(inputs, listing) == 201_002, "of files with the same content one is sent"
+    assert through.upload_inputs(inputs, listing) == 0
     (inputs / "test" / "data-0.arrow").write_bytes(b"other rows")
-    assert through.send(inputs, listing) == 10
+    assert through.upload_inputs(inputs, listing) == 10
     assert {each.key.rpartition("/")[0] for each in bucket.objects.all()} == {"runs/.inputs"}
-    assert through.receive(machine) == 202_012 - 1000
+    assert through.download_inputs(machine) == 202_012 - 1000
     names = [path.relative_to(inputs).as_posix() for path in inputs.rglob("*") if path.is_file()]
     for name in [*names, "weights/config.json"]:
         assert (machine.inputs / name).read_bytes() == (inputs / name).read_bytes()
-    assert through.receive(machine) == 0, "what lies on the machine already is not fetched again"
+    assert through.download_inputs(machine) == 0, "what lies on the machine already is not fetched again"
 
 
 def test_inputs_that_are_old_are_made_young_without_being_sent(
     through: S3Transfer, inputs: Path, tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    through.send(inputs, tmp_path / INPUTS)
+    through.upload_inputs(inputs, tmp_path / INPUTS)
     before = {each.key: each.last_modified for each in bucket.objects.all()}
     monkeypatch.setattr(module, "FRESH", timedelta(seconds=-10))  # all is old
     touched = []
     monkeypatch.setattr(
         S3Transfer, "_renewed", lambda self, name, real=S3Transfer._renewed: touched.append(name) or real(self, name)
     )
-    assert through.send(inputs, tmp_path / INPUTS) == 0
+    assert through.upload_inputs(inputs, tmp_path / INPUTS) == 0
     after = {each.key: each.last_modified for each in bucket.objects.all()}
     assert {f"runs/.inputs/{name}" for name in touched} == set(before)
     assert all(after[key] >= before[key] for key in before) and set(after) == set(before)
     monkeypatch.setattr(S3Transfer, "_renewed", lambda self, name: False)  # larger than S3 copies at once
-    assert through.send(inputs, tmp_path / INPUTS) == 201_002
+    assert through.upload_inputs(inputs, tmp_path / INPUTS) == 201_002
 
 
 def test_damaged_or_missing_inputs_end_a_job_with_their_name(
     through: S3Transfer, inputs: Path, tmp_path: Path, bucket: Any
 ) -> None:
     machine = JobDir(tmp_path / "machine")
-    through.send(inputs, machine.root / INPUTS)
+    through.upload_inputs(inputs, machine.root / INPUTS)
     first = read_json(machine.root / INPUTS)[0]
     key = f"runs/.inputs/{first['sha256']}"
     bucket.Object(key).put(Body=b"x")
     with pytest.raises(UserError, match=f"{first['sha256']}: is damaged"):
-        through.receive(machine)
+        through.download_inputs(machine)
     assert not (machine.inputs / first["path"]).exists()
     bucket.Object(key).delete()
     with pytest.raises(UserError, match=r"s3://bucket-.*fetching"):
-        through.receive(machine)
+        through.download_inputs(machine)
 
 
 def outputs(job: JobDir, status: str = "completed") -> None:
@@ -133,16 +133,16 @@ def test_outputs_of_all_machines_come_back_and_go(through: S3Transfer, tmp_path:
     (second.logs / "rank-1.log").write_text("one")
     (second.outputs / "model").mkdir()
     (second.outputs / "model" / "junk").write_text("of no use")
-    assert not through.collect(here)
-    through.leave(second, 1, "code")
-    assert not through.collect(here), "the first machine has left nothing yet"
-    through.leave(first, 0, "code")
-    assert through.left()[0]["code"] == "code" and through.collect(here)
+    assert not through.download_outputs(here)
+    through.upload_outputs(second, 1, "code")
+    assert not through.download_outputs(here), "the first machine has left nothing yet"
+    through.upload_outputs(first, 0, "code")
+    assert through.listed_outputs()[0]["code"] == "code" and through.download_outputs(here)
     assert here.read_result() == {"status": "completed", "steps": 3}
     assert (here.model / "model.safetensors").read_bytes() == b"weights" and not (here.model / "junk").exists()
     assert [(here.logs / f"rank-{rank}.log").read_text() for rank in (0, 1)] == ["zero", "one"]
-    through.forget()
-    assert not list(bucket.objects.all()) and not through.collect(here)
+    through.delete_outputs()
+    assert not list(bucket.objects.all()) and not through.download_outputs(here)
 
 
 def test_a_machine_fetches_trains_and_leaves_and_the_results_are_found_later(
@@ -153,29 +153,29 @@ def test_a_machine_fetches_trains_and_leaves_and_the_results_are_found_later(
     url = f"s3://{bucket.name}/runs"
     held.config.checkpoint.store, held.fingerprints["code"] = url, "c0de"
     machine, here = JobDir(tmp_path / "machine"), JobDir(tmp_path / "here")
-    through = S3Transfer.of(held.config, held.run_key)
+    through = S3Transfer.from_config(held.config, held.run_key)
     assert through is not None
     for job in (machine, here):
         job.root.mkdir()
         job.write_job(held)
-    through.send(done.job.inputs, machine.root / INPUTS)
+    through.upload_inputs(done.job.inputs, machine.root / INPUTS)
     words = [sys.executable, "-m", "skytune.launch.skypilot.node", str(machine.root)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert (machine.inputs / "train").is_dir() and through.left()[0]["code"] == "c0de"
+    assert (machine.inputs / "train").is_dir() and through.listed_outputs()[0]["code"] == "c0de"
 
     def tick() -> None:
         pass
 
     held.fingerprints["code"] = "other"
     here.write_job(held)
-    assert not Exchange(here, through).left_behind(tick), "results of other code are none of this run"
+    assert not Exchange(here, through).existing_results(tick), "results of other code are none of this run"
     held.fingerprints["code"] = "c0de"
     here.write_job(held)
-    assert Exchange(here, through).left_behind(tick)
+    assert Exchange(here, through).existing_results(tick)
     assert (here.model / "model.safetensors").read_bytes() == (machine.model / "model.safetensors").read_bytes()
     assert (here.read_result() or {})["status"] == "completed" and here.predictions("test").is_file()
-    assert not Exchange(here, through).left_behind(tick), "once they are here they are not handed out again"
+    assert not Exchange(here, through).existing_results(tick), "once they are here they are not handed out again"
 
 
 def test_where_the_store_takes_nothing_from_here_inputs_go_as_before(
@@ -191,4 +191,4 @@ def test_where_the_store_takes_nothing_from_here_inputs_go_as_before(
 
 def test_only_s3_takes_them() -> None:
     for store in (None, "hf://user/name"):
-        assert S3Transfer.of(from_dict(RunConfig, {"checkpoint": {"store": store}}), KEY) is None
+        assert S3Transfer.from_config(from_dict(RunConfig, {"checkpoint": {"store": store}}), KEY) is None

@@ -43,7 +43,7 @@ class Script:
     acts: list[Act] = field(default_factory=lambda: [Act()])
     there: tuple[int | None, bool] = (None, False)
     plan: Offer = PLAN
-    passing: S3Transfer | None = None
+    transfer: S3Transfer | None = None
     down_fails: int = 0
     launching: Callable[[], None] = lambda: None
     launches: list[dict[str, Any]] = field(default_factory=list)
@@ -93,7 +93,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
         def fetch(self, names: list[str], root: Path, tick: Any, nodes: slice = slice(0, 1)) -> None:
             act, job = played.acts[0], JobDir(root)
-            played.done.append(f"fetched {' '.join(names)}") if played.passing else None
+            played.done.append(f"fetched {' '.join(names)}") if played.transfer else None
             if act.status and "outputs" in names:
                 job.write_result({"status": act.status, "world_size": 1, "steps": 5})
             if act.error and "outputs" in names:
@@ -117,7 +117,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
                 played.acts.pop(0) if len(played.acts) > 1 else None
 
     monkeypatch.setattr(recovery, "Cluster", Cluster)
-    monkeypatch.setattr(launcher.S3Transfer, "of", lambda config, key: played.passing)
+    monkeypatch.setattr(launcher.S3Transfer, "from_config", lambda config, key: played.transfer)
     monkeypatch.setattr(recovery, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(recovery, "forget", lambda secrets: 0)
     monkeypatch.setattr(launcher, "forget", lambda secrets, ended: played.forgot.append(ended))
@@ -297,27 +297,27 @@ class Bucket:
     def __init__(self, left: bool = False) -> None:
         self.there, self.done = left, list[str]()
 
-    def send(self, inputs: Path, listing: Path) -> int:
+    def upload_inputs(self, inputs: Path, listing: Path) -> int:
         self.done.append("sent")
         return 5
 
-    def left(self) -> dict[int, dict[str, Any]]:
+    def listed_outputs(self) -> dict[int, dict[str, Any]]:
         return {0: {"files": ["result.json"], "code": None}} if self.there else {}
 
-    def collect(self, job: JobDir) -> bool:
+    def download_outputs(self, job: JobDir) -> bool:
         if "sent" in self.done or self.there:
             job.write_result({"status": "completed", "world_size": 1, "steps": 5})
             return True
         return False
 
-    def forget(self) -> None:
+    def delete_outputs(self) -> None:
         self.done.append("forgot")
         self.there = False
 
 
 def test_outputs_in_the_store_need_no_machine_any_more(script: Script, run: Callable[..., JobDir]) -> None:
     bucket = Bucket()
-    script.passing = bucket  # type: ignore[assignment]
+    script.transfer = bucket  # type: ignore[assignment]
     run(store="s3://bucket/runs")
     assert bucket.done == ["sent", "forgot", "forgot"] and script.done == ["down"], "nothing was fetched from machines"
 
@@ -326,7 +326,7 @@ def test_results_of_a_job_that_outlived_its_driver_and_its_machines_are_taken(
     script: Script, run: Callable[..., JobDir]
 ) -> None:
     bucket = Bucket(left=True)
-    script.passing = bucket  # type: ignore[assignment]
+    script.transfer = bucket  # type: ignore[assignment]
     job = run(store="s3://bucket/runs")
     assert not script.launches and not script.done and bucket.done == ["forgot"]
     result = job.read_result()

@@ -2,7 +2,7 @@
 
 <share>/.nodes/<meeting>/N.json    what machine N says of itself (`presence`)
 <share>/runs/<run key>/            in a folder, the job itself
-s3://.../.nodes/<meeting>/         in a bucket, `job.json` and `inputs.json` too; the rest as `passing` says
+s3://.../.nodes/<meeting>/         in a bucket, `job.json` and `inputs.json` too; the rest as `s3_transfer` says
 """
 
 import os
@@ -51,24 +51,24 @@ class Share(Mailbox):
         if self.private:
             with tempfile.TemporaryDirectory(prefix="skytune-") as temporary:
                 listing = Path(temporary, INPUTS)
-                self._passing(job).send(job.inputs, listing)
+                self._transfer(job).upload_inputs(job.inputs, listing)
                 for path in (listing, job.existing()):
                     self._backend.write(f"{self._folder}/{path.name}", path.read_bytes())
-            self._passing(job).forget()
+            self._transfer(job).delete_outputs()
 
     def receive(self, job: JobDir) -> None:
         for name in ("job.json", INPUTS):
             (job.root / name).write_bytes(self._backend.read(f"{self._folder}/{name}"))
-        self._passing(job).receive(job)
+        self._transfer(job).download_inputs(job)
 
     def send_logs(self, job: JobDir, rank: int) -> None:
         if self.private:
-            self._passing(job).leave(job, rank, None)
+            self._transfer(job).upload_outputs(job, rank, None)
 
     def receive_logs(self, job: JobDir, each: int) -> None:
         if self.private:
-            self._passing(job).collect(job)
-            self._passing(job).forget()
+            self._transfer(job).download_outputs(job)
+            self._transfer(job).delete_outputs()
 
     def clear(self, heard: bool) -> None:
         """See `Mailbox`; a word stays where somebody may still look for it."""
@@ -76,5 +76,5 @@ class Share(Mailbox):
             if heard:
                 self._backend.remove(self._folder)
 
-    def _passing(self, job: JobDir) -> S3Transfer:
+    def _transfer(self, job: JobDir) -> S3Transfer:
         return S3Transfer(self.url, job.root.name, retry_seconds=30.0)

@@ -36,44 +36,44 @@ def unless_it_fails(call: Callable[[], T], otherwise: T, what: str, level: int =
 class Exchange:
     """Inputs and outputs of a job through its store; without one that can take them nothing happens here."""
 
-    def __init__(self, job: JobDir, passing: S3Transfer | None) -> None:
-        self.job, self.passing = job, passing
+    def __init__(self, job: JobDir, transfer: S3Transfer | None) -> None:
+        self.job, self.transfer = job, transfer
 
     def send(self, upload: Path, tick: Tick) -> None:
         """Send inputs to the store; where it takes none from this machine, lay them where they are synced from."""
-        if self.passing is None:
+        if self.transfer is None:
             return
-        call = partial(self.passing.send, self.job.inputs, upload / "job" / INPUTS)
+        call = partial(self.transfer.upload_inputs, self.job.inputs, upload / "job" / INPUTS)
         sent = self._asked(call, tick, "inputs go to the machines from here, since the store takes none")
         if sent is None:
             stage_inputs(self.job, upload)
         else:
             amount = f"{sent / 1e6:.1f} MB sent" if sent else "there already"
-            log.info("inputs: %s, %s/.inputs", amount, self.passing.url)
+            log.info("inputs: %s, %s/.inputs", amount, self.transfer.url)
 
     def collect(self, tick: Tick) -> bool:
         """Fetch what the machines left in the store; return whether the first one has left anything there."""
-        call = self.passing and partial(self.passing.collect, self.job)
+        call = self.transfer and partial(self.transfer.download_outputs, self.job)
         return bool(call and self._asked(call, tick, "results cannot be fetched"))
 
     def forget(self, tick: Tick) -> None:
         """Remove what an attempt left in the store: before the next one, and once it is here."""
-        if self.passing is not None:
-            self._asked(self.passing.forget, tick, "what the job left stays in the store")
+        if self.transfer is not None:
+            self._asked(self.transfer.delete_outputs, tick, "what the job left stays in the store")
 
-    def left_behind(self, tick: Tick) -> bool:
+    def existing_results(self, tick: Tick) -> bool:
         """Take the results of a job that came to its end, and its machines to theirs, when no driver was there any
         more; return whether there are any, of the same code."""
-        if self.passing is None:
+        if self.transfer is None:
             return False
         code = self.job.job.fingerprints.get("code")
-        left = self._asked(self.passing.left, tick, "earlier results cannot be looked for")
+        left = self._asked(self.transfer.listed_outputs, tick, "earlier results cannot be looked for")
         if not left or 0 not in left or left[0]["code"] != code or not self.collect(tick):
             return False
         result, stop_at = self.job.read_result() or {}, self.job.job.stop_at_step
         if result.get("status") != "completed" and (stop_at is None or result.get("paused", {}).get("step") != stop_at):
             return False
-        log.info("the job has ended while nobody was here: its results come from %s", self.passing.url)
+        log.info("the job has ended while nobody was here: its results come from %s", self.transfer.url)
         self.forget(tick)
         return True
 

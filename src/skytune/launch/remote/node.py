@@ -35,12 +35,12 @@ def take_part(
         limit: seconds after which the job is ended.
         flag: SIGTERM makes this file, for which the workers look, instead of being handed on to them.
     """
-    passing = None
+    transfer = None
     try:
         check_gpus(gpus)
-        passing = S3Transfer.of(job.job.config, job.job.run_key)
-        if passing is not None and (job.root / INPUTS).is_file():
-            passing.receive(job)
+        transfer = S3Transfer.from_config(job.job.config, job.job.run_key)
+        if transfer is not None and (job.root / INPUTS).is_file():
+            transfer.download_inputs(job)
         return _run(job, nodes, each, limit, flag)
     except UserError as error:
         print(f"error: {error}", flush=True)
@@ -48,14 +48,14 @@ def take_part(
         job.write_error(nodes.rank * each, record)
         return 1
     finally:
-        if passing is not None:
-            _leave(passing, job, nodes.rank)
+        if transfer is not None:
+            _leave(transfer, job, nodes.rank)
 
 
-def _leave(passing: S3Transfer, job: JobDir, node: int) -> None:
+def _leave(transfer: S3Transfer, job: JobDir, node: int) -> None:
     """Put what the job left where it outlives this machine; where that fails, the driver fetches it from here."""
     try:
-        passing.leave(job, node, job.job.fingerprints.get("code"))
+        transfer.upload_outputs(job, node, job.job.fingerprints.get("code"))
     except UserError as error:
         print(f"warning: results stay on this machine: {error}", flush=True)
 

@@ -52,7 +52,7 @@ class S3Transfer:
         self._backend = open_backend(self.url)
 
     @classmethod
-    def of(cls, config: RunConfig, run_key: str) -> "S3Transfer | None":
+    def from_config(cls, config: RunConfig, run_key: str) -> "S3Transfer | None":
         """Return it where the run's store can take files for others; None where it cannot.
 
         Raises:
@@ -63,7 +63,7 @@ class S3Transfer:
 
     # Inputs.
 
-    def send(self, inputs: Path, listing: Path) -> int:
+    def upload_inputs(self, inputs: Path, listing: Path) -> int:
         """See that every file of a folder (links followed) lies in the store, and list them; return the bytes sent.
 
         Raises:
@@ -88,7 +88,7 @@ class S3Transfer:
         write_json(listing, files)
         return sent
 
-    def receive(self, job: JobDir) -> int:
+    def download_inputs(self, job: JobDir) -> int:
         """On a machine: fetch what `inputs.json` names into the job's inputs; return the bytes fetched.
 
         Raises:
@@ -129,7 +129,7 @@ class S3Transfer:
 
     # Outputs.
 
-    def leave(self, job: JobDir, machine: int, code: str | None) -> None:
+    def upload_outputs(self, job: JobDir, machine: int, code: str | None) -> None:
         """On a machine: put what the job left into the store; of all but the first one, the logs.
 
         Raises:
@@ -146,7 +146,7 @@ class S3Transfer:
         listing = json.dumps({"files": names, "code": code}).encode()
         self._call(lambda: self._backend.write(self._listing(machine), listing), "listing outputs")
 
-    def left(self) -> dict[int, dict[str, Any]]:
+    def listed_outputs(self) -> dict[int, dict[str, Any]]:
         """Return, by machine, what was left: `files` and `code`."""
 
         def read(machine: int) -> dict[str, Any]:
@@ -159,9 +159,9 @@ class S3Transfer:
 
         return {machine: read(machine) for machine in self._machines()}
 
-    def collect(self, job: JobDir) -> bool:
+    def download_outputs(self, job: JobDir) -> bool:
         """Fetch what the machines left into the job's outputs; return whether the first one left anything."""
-        found = self.left()
+        found = self.listed_outputs()
         names = [name for listing in found.values() for name in listing["files"]]
         # How it ended comes last: where that lies, all lies.
         names.sort(key=lambda name: name == "result.json")
@@ -175,7 +175,7 @@ class S3Transfer:
             fetch(name)
         return 0 in found
 
-    def forget(self) -> None:
+    def delete_outputs(self) -> None:
         """Remove what a job has left, the lists first: half of it never looks whole."""
         lists = [self._listing(machine) for machine in self._machines()]
         _together(lambda name: self._call(lambda: self._backend.delete(name), "tidying up"), lists)
@@ -252,7 +252,7 @@ def _described(path: Path, root: Path) -> File:
 
 def _together(function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
     """Call a function for all items, several at once; the first error ends it."""
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="passing") as pool:
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="transfer") as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
             return [future.result() for future in futures]

@@ -63,7 +63,7 @@ def stage(job: JobDir, folder: Path, *, inputs: bool = True) -> None:
     """Lay everything that a machine needs into `folder`; large files are linked where the disk can.
 
     Args:
-        inputs: whether the job's inputs too; they may go another way (`passing`).
+        inputs: whether the job's inputs too; they may go another way (`s3_transfer`).
 
     Raises:
         UserError: the code is larger than `LIMIT_MB`; a metric is a folder of this machine; the disk is full.

@@ -131,7 +131,7 @@ class SageMakerLauncher:
         compute = self.machine(config)
         account = self.cloud.connect(compute.region)
         places = self.places(config, account.region)
-        exchange = Exchange(job, S3Transfer.of(config, job.job.run_key))
+        exchange = Exchange(job, S3Transfer.from_config(config, job.job.run_key))
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.timeouts.stop + STOP_GRACE_SECONDS) as stopping:
             loop = JobLoop(job, config, compute, stopping, exchange, cloud=self.cloud, account=account, places=places)
@@ -182,7 +182,12 @@ class JobLoop(AttemptLoop[JobEnd]):
         forget_last_attempt(self.job)
         (self.job.logs / TIME_UP).unlink(missing_ok=True)
         found = self._attach() if not self.made else None
-        if found is None and not self.made and self.config.resume == "auto" and self.exchange.left_behind(self.tick):
+        if (
+            found is None
+            and not self.made
+            and self.config.resume == "auto"
+            and self.exchange.existing_results(self.tick)
+        ):
             self.made.append(Attempt(machine="machines that are gone", hourly_usd=None, ended="done"))
             return JobVerdict.done, JobEnd(State("Completed", "Completed"), deque())
         if found is not None:

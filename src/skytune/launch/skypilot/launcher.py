@@ -50,11 +50,11 @@ class SkyPilotLauncher:
         config = job.job.config
         compute = merged(self.stack, compute)
         check_store_remote(config)
-        passing = S3Transfer.of(config, job.job.run_key)
+        transfer = S3Transfer.from_config(config, job.job.run_key)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.timeouts.stop + STOP_GRACE_SECONDS) as stopping:
-            running = RecoveryLoop(job, config, compute, stopping, Exchange(job, passing))
+            running = RecoveryLoop(job, config, compute, stopping, Exchange(job, transfer))
             try:
                 running.run()
             finally:

@@ -59,7 +59,7 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
             clock.enter("plan_s")
             forget_last_attempt(self.job)
             there = None if self.made else self._attach(cluster, monitor, attempt)
-            if there is None and not self.made and self._left_behind(monitor.tick):
+            if there is None and not self.made and self._existing_results(monitor.tick):
                 attempt.machine, attempt.ended, found, leave = "machines that are gone", "done", JobVerdict.done, True
                 self.made.append(attempt)
                 return found, monitor
@@ -111,7 +111,7 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
         """Choose a machine, say which, bring it up; return the job's number and the choice."""
         upload = self.job.root / "upload"
         check_disk_size(self.job.inputs, self.config, self.compute.disk_size)
-        stage(self.job, upload, inputs=self.exchange.passing is None)
+        stage(self.job, upload, inputs=self.exchange.transfer is None)
         plan = cluster.plan(self._task(upload, spot, None), monitor.tick)
         check_price(plan, self.compute)
         enter(attempt, plan)
@@ -135,9 +135,9 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
             check_price(real, self.compute)
         return number, plan
 
-    def _left_behind(self, tick: Callable[[], None]) -> bool:
+    def _existing_results(self, tick: Callable[[], None]) -> bool:
         """Take the results of a job whose machines are gone already; a run that is to begin anew does not."""
-        found = self.config.resume == "auto" and self.exchange.left_behind(tick)
+        found = self.config.resume == "auto" and self.exchange.existing_results(tick)
         if not found:
             forget_last_attempt(self.job)
         return found
