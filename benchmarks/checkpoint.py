@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 
-from skytune.checkpoint.async_writer import Saved, Writer
+from skytune.checkpoint.async_writer import SaveSucceeded, Writer
 from skytune.checkpoint.optimizer_state import flatten_optimizer
 from skytune.checkpoint.shards import load_tensors
 from skytune.checkpoint.store import Store
@@ -95,7 +95,7 @@ def measure(training: Training, store: Store, saves: int, apart: int, wait: bool
         while writer.busy:
             beside.append(training.step())
         (event,) = writer.close()
-        if not isinstance(event, Saved):
+        if not isinstance(event, SaveSucceeded):
             raise SystemExit(f"the save failed: {event.message}")
         seconds.append(event.seconds)
         size = event.bytes
