@@ -37,7 +37,6 @@ class MachineRequest:
         self.account, self.machine = account, machine
         self.nodes = int(machine.get("num_nodes") or 1)
         self.spot = bool(machine.get("use_spot"))
-        self.cpus_of: dict[str, int] = {}
         self.instance_type = str(machine.get("instance_type") or self._choose())
         self._read_size()
 

@@ -231,14 +231,14 @@ def malformed_row(path: str, bad: Malformed, dialect: Dialect, kind: str, config
     number, columns, line = bad
     row = f", row {number - (not config.columns)}" if number else ""
     has = f"has {columns} columns, the header {len(dialect.header)}"
-    return UserError(f"{path}{row}: {has}{_why(line, dialect, kind)}; data.bad_rows=drop leaves such rows out")
+    return UserError(f"{path}{row}: {has}{_why(line, dialect)}; data.bad_rows=drop leaves such rows out")
 
 
 def _in_quotes(text: str | None) -> bool:
     return text is not None and len(text) > 1 and text[0] == text[-1] == '"'
 
 
-def _why(line: str, dialect: Dialect, kind: str) -> str:
+def _why(line: str, dialect: Dialect) -> str:
     """Return why a row has another number of columns than the header, where its line shows it."""
     if not dialect.quoted:
         return "; data.format=csv data.delimiter=tab reads cells in quotes" if '"' in line else ""

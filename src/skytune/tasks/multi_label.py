@@ -25,7 +25,6 @@ THRESHOLDS = "skytune_thresholds"
 """Setting of the head: the probability from which each class holds."""
 
 METRICS = ("f1", "f1_micro", "precision", "recall", "accuracy", "roc_auc")
-AVERAGES = {"f1": "macro", "f1_micro": "micro", "precision": "macro", "recall": "macro"}
 MISTAKES = 10
 
 
