@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from skytune.config import ConfigError
 from skytune.config.schema.search import dimension, read_space
 from skytune.search import Search
-from skytune.search.driver import metric_of
+from skytune.search.metric import metric_of
 from skytune.search.record import search_store
 from skytune.search.space import space_of
 

@@ -179,7 +179,7 @@ def _csv(text: str, kind: str, path: str, config: DataConfig, columns: Columns) 
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
     if bad and config.bad_rows is BadRows.error:
-        raise malformed_row(path, bad[0], dialect, kind, config)
+        raise malformed_row(path, bad[0], dialect, config)
     if not quoted and all(map(_in_quotes, table[wanted[0]][:SAMPLE].to_pylist())) and table.num_rows:
         log.warning(
             "data: the texts of %s stand in quotes, which are taken for a part of them; data.format=csv "
@@ -226,7 +226,7 @@ def csv_options(
     }
 
 
-def malformed_row(path: str, bad: Malformed, dialect: Dialect, kind: str, config: DataConfig) -> UserError:
+def malformed_row(path: str, bad: Malformed, dialect: Dialect, config: DataConfig) -> UserError:
     """Return the error of a row that has another number of columns than the header."""
     number, columns, line = bad
     row = f", row {number - (not config.columns)}" if number else ""

@@ -240,7 +240,7 @@ def _csv(
     options = csv_options(dialect, config, dialect.header, bad, block_size=BLOCK, skip_rows=skipped, encoding=encoding)
     for batch in pa.csv.open_csv(file, **options):
         if bad and config.bad_rows is BadRows.error:
-            raise malformed_row(path, bad[0], dialect, kind, config)
+            raise malformed_row(path, bad[0], dialect, config)
         yield pa.table(batch)
 
 

@@ -7,7 +7,6 @@ next start. Which trials are drawn and which go on depends on scores alone, neve
 
 import functools
 import logging
-import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -16,13 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import tasks
 from ..common.text import counted, number
 from ..config import ConfigError, RunConfig, UserError, WorkerError
 from ..config.folders import home
-from ..config.schema.evaluation import SMALLER
 from ..data.order import SampleOrder
-from ..job import JobDir
 from ..launch import Launcher, train
 from ..launch.run_job import JobResult
 from ..launch.signals import Stopping
@@ -34,12 +30,11 @@ from ..study.dataset_cache import Splits, forget_stale
 from ..study.plan import Forecast, Planned
 from ..study.store import ResultsStore, attempts_of
 from ..study.table import SPLIT, done_row, ended_row
-from ..tasks import Scoring
-from ..training.outputs import load_predictions
 from .budget import allowed_seconds, check_budget, elapsed, limit
 from .crew import Crew, Leg, Slots
 from .ladder import Ladder, best, ladder_of, promotable
 from .machines import Machines, check_machines, spent
+from .metric import metric_of, scores_of
 from .proposer import Proposer, TrialScore, check_sampler
 from .record import DONE, FAILED, PAUSED, SearchTable, Trial, score_at, search_store
 from .space import REPETITIONS, SEED, described, sampler_of, space_of, trials_of
@@ -420,35 +415,6 @@ def _name(leg: Leg) -> str:
 def _drop_weights(row: Any) -> None:
     for weights in (home() / row["job"]).glob("outputs/model/*.safetensors") if row.get("job") else []:
         weights.unlink(missing_ok=True)
-
-
-def scores_of(job: JobDir, split: str) -> dict[str, float]:
-    """Return the metrics of one split's predictions, NaN where one is not defined."""
-    written, result = job.job, job.read_result() or {}
-    _, targets, collected = load_predictions(job.predictions(split))
-    scoring = Scoring.of(written.config.eval, written.labels, settings=result.get("settings", {}))
-    scored = tasks.find_task(written.config.task).score(collected, targets, scoring)
-    return {name: math.nan if value is None else value for name, value in scored.metrics.items()}
-
-
-def metric_of(config: RunConfig) -> tuple[str, bool]:
-    """Return the metric by which trials are compared, and whether more is better.
-
-    Raises:
-        ConfigError: there is no such metric.
-    """
-    design, checkpoint = config.search, config.checkpoint
-    task = tasks.chosen(config.task, config.data, config.model)
-    measured = list(task.metrics) if config.eval.metrics is None else config.eval.metrics
-    main = next((metric for metric in (*task.metrics[:1], *measured) if metric in measured), "loss")
-    chosen = main if checkpoint.metric == "auto" else checkpoint.metric
-    name, own = design.metric or chosen, tuple(config.eval.extra_metrics)
-    if name not in (*measured, "loss") and not (own and name.startswith(own)):
-        key = "search.metric" if design.metric else "checkpoint.metric"
-        there = ", ".join([*measured, *own])
-        raise ConfigError(f"{key}={name}: not among eval.metrics ({there}), loss or eval.extra_metrics")
-    mode = design.mode if design.mode != "auto" else checkpoint.mode if name == chosen else "auto"
-    return name, name not in SMALLER if mode == "auto" else mode == "max"
 
 
 def run_search(

@@ -19,8 +19,9 @@ from ..pricing.cost import dollars
 from ..report.scoring import write_file
 from ..study.table import CSV, frame, write_table
 from .budget import allowed_seconds, check_budget, elapsed
-from .driver import Search, run_search, scores_of
+from .driver import Search, run_search
 from .ladder import Ladder, ladder_of
+from .metric import scores_of
 from .page import build_search_page
 from .proposer import TrialScore, importances, write_journal
 from .record import FAILED, Trial, read_record, score_at, search_store
