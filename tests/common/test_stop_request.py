@@ -24,7 +24,7 @@ def test_one_module_handles_signals_and_one_knows_exit_codes() -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_is_remembered_and_every_one_is_heard(number: int) -> None:
     class Listener(StopRequest):
-        def heard(self, number: int, first: bool) -> None:
+        def on_signal(self, number: int, first: bool) -> None:
             seen.append((number, first))
 
     seen: list[tuple[int, bool]] = []

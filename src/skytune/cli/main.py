@@ -100,7 +100,7 @@ def _command(argv: list[str], request: "Ending") -> int:
 class Ending(StopRequest):
     """Ends this process where the machine's manager asks it to while no worker listens (while they do, they save)."""
 
-    def heard(self, number: int, first: bool) -> None:
+    def on_signal(self, number: int, first: bool) -> None:
         """See `StopRequest`."""
         if first:  # managers may send it twice
             raise KeyboardInterrupt

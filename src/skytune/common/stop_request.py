@@ -19,7 +19,7 @@ class StopRequest:
         """The first signal that came."""
         self._before: dict[int, Any] = {}
 
-    def heard(self, number: int, first: bool) -> None:
+    def on_signal(self, number: int, first: bool) -> None:
         """Do what is to be done at once, in the middle of anything: for those who need more than to be asked."""
 
     def listen(self) -> None:
@@ -44,4 +44,4 @@ class StopRequest:
         first = self.asked_by is None
         if first:
             self.asked_by = number
-        self.heard(number, first)
+        self.on_signal(number, first)

@@ -97,7 +97,7 @@ class PreemptionListener(StopRequest):
             self.reason = "asked by the launcher"
         return bool(self.reason)
 
-    def heard(self, number: int, first: bool) -> None:
+    def on_signal(self, number: int, first: bool) -> None:
         """See `StopRequest`."""
         self.reason = self.reason or signal.Signals(number).name
 

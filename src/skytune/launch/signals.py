@@ -53,7 +53,7 @@ class Stopping(StopRequest):
             raise KeyboardInterrupt
         raise Preempted("stopped without saving; the same command goes on from the last checkpoint, if there is one")
 
-    def heard(self, number: int, first: bool) -> None:
+    def on_signal(self, number: int, first: bool) -> None:
         """See `StopRequest`."""
         Stopping.last = number
         if not first and number == signal.SIGINT:

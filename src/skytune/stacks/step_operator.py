@@ -138,6 +138,6 @@ class _HandedOn(StopRequest):
         super().__init__()
         self.child = child
 
-    def heard(self, number: int, first: bool) -> None:
+    def on_signal(self, number: int, first: bool) -> None:
         if self.child.poll() is None:
             self.child.send_signal(number)

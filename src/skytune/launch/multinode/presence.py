@@ -91,7 +91,7 @@ class Presence:
         self.say()
         for _, why in self._failing.values():
             raise UserError(f"{mailbox.where}: cannot be written: {why}")
-        threading.Thread(target=self._pulse, daemon=True, name="presence").start()
+        threading.Thread(target=self._heartbeat, daemon=True, name="presence").start()
 
     def end(self, **values: Any) -> None:
         """Say this, and nothing any more."""
@@ -148,7 +148,7 @@ class Presence:
         with self._changed:
             self._changed.wait(0.3)
 
-    def _pulse(self) -> None:
+    def _heartbeat(self) -> None:
         while not self._end.wait(min(self.silence / 10, 3.0)):
             self.say()
             for rank in self._seen:

@@ -108,7 +108,7 @@ class _SignalForwarder(StopRequest):
         super().__init__([signal.SIGTERM])
         self.child, self.flag = child, flag
 
-    def heard(self, number: int, first: bool) -> None:
+    def on_signal(self, number: int, first: bool) -> None:
         if self.flag is not None:
             self.flag.touch()
         elif self.child.poll() is None:
