@@ -32,25 +32,25 @@ def bucket(folder: Path) -> str:
 
 def outputs(folder: Path, name: Any) -> None:
     """`.outputs.N.json` of a bucket."""
-    passing = S3Transfer(bucket(folder), "run")
-    passing._backend.write("run/.outputs.0.json", json.dumps({"files": [name, "result.json"], "code": "c"}).encode())
+    transfer = S3Transfer(bucket(folder), "run")
+    transfer._backend.write("run/.outputs.0.json", json.dumps({"files": [name, "result.json"], "code": "c"}).encode())
     for place in ("run/.outputs/result.json", f"run/.outputs/{name}"):
         with suppress(OSError):  # S3 takes any name
-            passing._backend.write(place, DATA)
+            transfer._backend.write(place, DATA)
     job = JobDir(folder)
     (folder / "outputs").mkdir(parents=True)
     (folder / "outputs" / "link").symlink_to(folder.parent)
-    passing.collect(job)
+    transfer.download_outputs(job)
 
 
 def inputs(folder: Path, name: Any) -> None:
     """`inputs.json` of a job on a machine."""
-    passing = S3Transfer(bucket(folder), "run")
-    passing._backend.write(f".inputs/{SHA}", DATA)
+    transfer = S3Transfer(bucket(folder), "run")
+    transfer._backend.write(f".inputs/{SHA}", DATA)
     (folder / "inputs").mkdir(parents=True)
     (folder / "inputs" / "link").symlink_to(folder.parent)
     (folder / INPUTS).write_text(json.dumps([{"path": name, "sha256": SHA, "size": 4}]))
-    passing.receive(JobDir(folder))
+    transfer.download_inputs(JobDir(folder))
 
 
 def manifest(folder: Path, name: Any) -> None:
