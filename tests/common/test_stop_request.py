@@ -16,7 +16,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 def test_one_module_handles_signals_and_one_knows_exit_codes() -> None:
     texts = {str(file.relative_to(SOURCE)): file.read_text() for file in SOURCE.rglob("*.py")}
     handles = [name for name, text in texts.items() if re.search(r"signal\.signal\((?!signal\.SIGCHLD)", text)]
-    assert handles == ["skytune/common/stop_request.py"]
+    standalone = "skytune/launch/sagemaker/entry.py"  # runs where nothing of ours is installed yet
+    assert sorted(handles) == ["skytune/common/stop_request.py", standalone]
     codes = [name for name, text in texts.items() if re.search(r"^EXIT_\w+.*=|return (75|76|130)\b", text, re.M)]
     assert codes == ["skytune/common/exit_codes.py"]
 
