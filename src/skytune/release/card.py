@@ -23,6 +23,7 @@ TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 INTENDED = {
     "text-classification": "Saying which of its classes a text belongs to.",
+    "image-classification": "Saying which of its classes an image belongs to.",
     "multi-label": "Saying which of its classes hold for a text; any number of them may.",
     "regression": "Giving a number (or several) for a text.",
     "token-classification": "Marking the words of a text that belong to its classes.",
