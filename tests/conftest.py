@@ -71,6 +71,7 @@ PROCESSES = (
     "report/test_page.py",
     "sagemaker",
     "search",
+    "serve/test_server.py",
     "stacks",
     "steps/test_fingerprints.py",
     "study/test_kill.py",

@@ -161,6 +161,13 @@ def collect(output: Any, batch: Mapping[str, "torch.Tensor"], head: Head) -> lis
     return [np.ravel(row[there].float().cpu().numpy()) for row, there in zip(found, counted, strict=True)]
 
 
+def unlabelled(rows: Rows, tokenizer: Any, limit: int | None) -> tuple[pa.Table, dict[str, Any], int]:
+    """Return the tokens of words, of which the first of each word counts; and how many rows lost words."""
+    some = TagTargets([OUTSIDE])
+    split, cut = some.lay_out(rows, some.encode(replace(rows, label=None)), tokenizer, limit)
+    return split.with_format("arrow")[:], dict(split.features), cut
+
+
 def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) -> Scored:
     """Return the F1 of whole entities (by seqeval; without B- tags, of tags) and the accuracy of words.
 
@@ -247,5 +254,6 @@ TASK = Task(
     weigh=weigh,
     collect=collect,
     score=score,
+    inputs=unlabelled,
     predicted=predicted,
 )

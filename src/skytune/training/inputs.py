@@ -4,6 +4,7 @@ import inspect
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,10 +34,17 @@ def padding_of(jobdir: JobDir, job: Job) -> Padding:
     if not job.tokenizer:
         return Padding()
     if (jobdir.root / job.tokenizer / models.PROCESSOR).is_file():
-        return Padding(pixels=Pixels(models.read_processor(str(jobdir.root / job.tokenizer))))
-    found = models.read_tokenizer(str(jobdir.root / job.tokenizer))
-    types = "token_type_ids" in found.model_input_names
-    return Padding(int(found.pad_token_id), found.padding_side == "left", types=types)
+        return padding_by(models.read_processor(str(jobdir.root / job.tokenizer)))
+    return padding_by(models.read_tokenizer(str(jobdir.root / job.tokenizer)))
+
+
+def padding_by(reader: Any) -> Padding:
+    """Return how a tokenizer of transformers pads, or an image processor scales."""
+    if not hasattr(reader, "pad_token_id"):
+        return Padding(pixels=Pixels(reader))
+    return Padding(
+        int(reader.pad_token_id), reader.padding_side == "left", types="token_type_ids" in reader.model_input_names
+    )
 
 
 def open_model(jobdir: JobDir, job: Job, head: models.Head) -> torch.nn.Module:
@@ -50,9 +58,15 @@ def open_model(jobdir: JobDir, job: Job, head: models.Head) -> torch.nn.Module:
         if config.lora.adapter:
             config = replace(config, lora=replace(config.lora, adapter=str(jobdir.inputs / "adapter")))
         return _aligned(models.build_model(config, weights, job.labels, job.config.seed, tokenizer, head))
-    model = models.load_saved(Path(weights or job.config.checkpoint.path or ""), job.config.model._target_)
-    if tokenizer and hasattr(getattr(model, "config", None), "get_text_config"):
-        models.agree_on_padding(models.read_tokenizer(tokenizer), model.config)
+    found = models.read_tokenizer(tokenizer) if tokenizer else None
+    return open_saved(weights or job.config.checkpoint.path or "", job.config.model._target_, found)
+
+
+def open_saved(folder: str, target: str | None, tokenizer: Any = None) -> torch.nn.Module:
+    """Return the trained model in a folder, on the CPU, as it predicts with this tokenizer; see `models.load_saved`."""
+    model = models.load_saved(Path(folder), target)
+    if hasattr(tokenizer, "pad_token_id") and hasattr(getattr(model, "config", None), "get_text_config"):
+        models.agree_on_padding(tokenizer, model.config)
     return _aligned(model)
 
 

@@ -1,0 +1,93 @@
+"""The page at /docs: the model's card, and how to ask it. It needs nothing but itself: no script, font or address is
+loaded from elsewhere, as servers behind a firewall could not."""
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markdown_it import MarkdownIt
+
+import skytune
+
+from ..config import UserError
+from ..job import read_json
+from ..launch.run_dir import model_name
+from .predictor import Predictor
+from .requests import Limits
+
+HERE = Path(__file__).parent
+SCRIPT = (HERE / "page.js").read_text(encoding="utf-8")
+CSP = (
+    "default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    f"frame-ancestors 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
+)
+LARGEST_CARD = 2**20
+SHOWN = 40
+"""Classes that are listed."""
+
+
+def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int) -> dict[str, Any]:
+    """Return what the page says of a model: `name`, `task`, `version`, `card` (Markdown), `scores`, `facts`."""
+    folder, names = Path(predictor.saved.folder), predictor.scoring.names
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    card, scores = folder / "README.md", {}
+    try:
+        results = read_json(folder / "test_results.json") if (folder / "test_results.json").is_file() else {}
+        scores = {name: value for name, value in results["metrics"].items() if isinstance(value, float)}
+        rows = int(results["n_rows"])
+    except (UserError, LookupError, TypeError, AttributeError, ValueError):
+        rows = 0  # nobody has scored it here, or not in our form
+    limit = f"cut at {predictor.limit:,} tokens" if predictor.limit else "not cut"
+    return {
+        "name": model_name(str(predictor.checkpoint)),
+        "task": predictor.task.name,
+        "version": skytune.__version__,
+        "card": card.read_bytes()[:LARGEST_CARD].decode(errors="replace") if card.is_file() else "",
+        "scores": scores if rows else {},
+        "scored_rows": rows,
+        "facts": {
+            "task": predictor.task.name,
+            "classes" if predictor.task.name != "regression" else "outputs": shown,
+            "texts": f"{limit}; at most {limits.characters:,} letters",
+            "a request": f"at most {limits.rows:,} rows, {limits.body_bytes:,} bytes",
+            "at once": f"batches of {batch_size} rows; {queue:,} rows may wait",
+            "computed": f"{predictor.world.describe()}, {predictor.world.precision.value}",
+        },
+    }
+
+
+def page(facts: dict[str, Any], openapi: dict[str, Any]) -> str:
+    """Return the page for what `facts_of` returned and FastAPI's description of the interface."""
+    surroundings = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
+    # Of what a card's author wrote, HTML is shown as text, and addresses that run something are no links.
+    card = MarkdownIt("commonmark", {"html": False}).enable("table").render(_body(facts["card"]))
+    paths = [
+        {
+            "method": method.upper(),
+            "path": path,
+            **{k: " ".join(str(entry.get(k, "")).split()) for k in ("summary", "description")},
+            "answers": {code: answer["description"] for code, answer in entry["responses"].items()},
+        }
+        for path, entries in openapi["paths"].items()
+        for method, entry in entries.items()
+    ]
+    schema = openapi["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return surroundings.get_template("page.html.jinja").render(
+        facts=facts,
+        card=card,
+        paths=paths,
+        schema=json.dumps({key: value for key, value in schema.items() if key != "example"}, indent=2),
+        example=json.dumps(schema["example"]),
+        css=(HERE.parent / "report" / "page.css").read_text(encoding="utf-8"),
+        script=SCRIPT,
+    )
+
+
+def _body(card: str) -> str:
+    """Return a card without the metadata at its beginning."""
+    if card.startswith("---\n"):
+        return card[4:].partition("\n---\n")[2]
+    return card
