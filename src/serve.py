@@ -8,12 +8,13 @@ import logging
 import sys
 from pathlib import Path
 
-import skytune  # found beside this file, whatever else is installed
+import skytune  # noqa: F401  found beside this file, whatever else is installed
 
 SOURCE = Path(__file__).resolve().parent
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != SOURCE] + [str(SOURCE), str(Path.cwd())]
 
-from skytune.common.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK  # noqa: E402
+from skytune.cli.command import make_parser, run_command  # noqa: E402
+from skytune.common.exit_codes import EXIT_OK  # noqa: E402
 from skytune.common.output import make_lasting  # noqa: E402
 from skytune.config import UserError  # noqa: E402
 
@@ -30,9 +31,6 @@ Addresses: /predict, /health, /metrics (Prometheus), /docs (a page with the mode
 def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
 
-    def form(prog: str) -> argparse.HelpFormatter:
-        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
-
     def count(text: str) -> int:
         if not text.isdecimal() or int(text) < 1:
             raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
@@ -43,14 +41,9 @@ def parser() -> argparse.ArgumentParser:
             raise argparse.ArgumentTypeError(f"{text}: must be a number from 0 to 65535")
         return int(text)
 
-    made = argparse.ArgumentParser(
-        prog="python src/serve.py",
-        formatter_class=form,
-        epilog=EXAMPLES,
-        description="A trained model behind HTTP: the answers of an evaluation, in micro-batches.",
-    )
+    what = "A trained model behind HTTP: the answers of an evaluation, in micro-batches."
+    made = make_parser("python src/serve.py", what, EXAMPLES)
     made.add_argument("checkpoint", metavar="PATH", help="folder of a trained model, or a Hub id")
-    made.add_argument("--version", action="version", version=f"skytune {skytune.__version__}")
     made.add_argument("--host", default="127.0.0.1", help="address to listen at (this machine alone; 0.0.0.0: all)")
     made.add_argument("--port", type=port, metavar="N", default=8000, help="port (8000); 0: any that is free")
     made.add_argument("--task", default="auto", help="what it was trained for, where its files do not say")
@@ -76,34 +69,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    words = parser().parse_args(argv)
-    try:
-        run(words)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        if words.traceback:
-            raise
-        from skytune.config.scrubbing import scrub
-
-        print(f"error: {scrub(_in_words(error))}", file=sys.stderr)
-        return EXIT_ERROR
-    return EXIT_OK
+    install = "`pip install -c constraints.txt -e '.[train,serve]'`, or `make install`"
+    return run_command(run, parser().parse_args(argv), install=install)
 
 
-def _in_words(error: Exception) -> str:
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("skytune"):
-        return (
-            f"'{error.name}' is not installed: `pip install -c constraints.txt -e '.[train,serve]'`, or `make install`"
-        )
-    return f"{type(error).__name__}: {error} (unexpected; --traceback shows where)"
-
-
-def run(words: argparse.Namespace) -> None:
-    """Do what the words say."""
+def run(words: argparse.Namespace) -> int:
+    """Do what the words say; return the exit code."""
     from skytune.config.targets import import_plugins
     from skytune.serve.server import Limits, ServeOptions, serve
 
@@ -134,6 +105,7 @@ def run(words: argparse.Namespace) -> None:
             },
         )
     )
+    return EXIT_OK
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from skytune.doctor.report import ZENML_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["docker/Dockerfile", "docker/Dockerfile.cpu"]
+SERVING = "docker/Dockerfile.serve"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-each_image = pytest.mark.parametrize("file", FILES, ids=["cuda", "cpu"])
+each_image = pytest.mark.parametrize("file", [*FILES, SERVING], ids=["cuda", "cpu", "serve"])
 
 
 @dataclass

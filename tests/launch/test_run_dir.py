@@ -264,6 +264,7 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "study.",
         "search.",
         "predict.",
+        "export.",
         "strategy.",
         "compile.",
         "compute.",

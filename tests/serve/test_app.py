@@ -116,6 +116,26 @@ def test_a_word_list_is_asked_for_where_words_are_tagged(saved: Callable[[str], 
     assert [len(row["prediction"]) for row in found[0].json()["predictions"]] == [3, 1]
 
 
+def test_an_image_comes_as_base64_and_as_nothing_else(tiny_vit: Path) -> None:
+    from skytune.serve.requests import PIXEL
+
+    sees = Predictor(str(tiny_vit), from_dict(RunConfig, {"compute": {"device": "cpu"}}))
+    whole, text = {"image": PIXEL}, {"image": base64.b64encode(b"text").decode()}
+    wrong: list[Any] = [
+        "a",
+        [PIXEL],
+        [{"image": "?"}],
+        [{"image": 3}],
+        [{"path": "/etc/passwd"}],
+        [{"image": ""}],
+        [text],
+    ]
+    wrong += [[{**whole, "path": "/etc/passwd"}], [whole] * 6, [{"image": {"path": "/etc/passwd"}}]]
+    found = ask(sees, {"inputs": [whole, whole]}, *({"inputs": value} for value in wrong), form="image")
+    assert [answer.status_code for answer in found] == [200] + [422] * len(wrong)
+    assert len(found[0].json()["predictions"]) == 2
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(

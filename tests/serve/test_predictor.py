@@ -128,3 +128,21 @@ def test_rows_are_cut_as_in_training(saved: Callable[[str], Path], tmp_path: Pat
     assert opened(job.model, data={"max_length": 20}).limit == 20
     job.file.write_text("{}")
     assert opened(job.model).limit == 64  # of the tokenizer
+
+
+def test_images_get_the_logits_of_the_plain_model(tiny_vit: Path, tmp_path: Path) -> None:
+    from pictures import class_folder
+    from PIL import Image
+    from transformers import ViTForImageClassification, ViTImageProcessorPil
+
+    class_folder(tmp_path / "new", ("a", "b"), 4)
+    files = sorted((tmp_path / "new").rglob("*.png"))
+    predictor = opened(tiny_vit)
+    assert predictor.form == "image"
+    rows = [{"image": file.read_bytes()} for file in files]
+    found = in_groups(predictor, [*rows[:3], {"image": b"no image"}, *rows[3:]], 1)
+    assert isinstance(found.pop(3), UserError)
+    model, processor = (made.from_pretrained(tiny_vit) for made in (ViTForImageClassification, ViTImageProcessorPil))
+    for file, answer in zip(files, found, strict=True):
+        with Image.open(file) as image:
+            assert_same(answer, model(**processor(image, return_tensors="pt")).logits[0].tolist())

@@ -262,6 +262,11 @@ def _run(config: RunConfig) -> int:
     from ..pipelines.validation import validated
 
     config = validated(config)
+    if config.pipeline is Pipeline.export:
+        from ..serve.onnx_export import export_onnx
+
+        print("\n".join(export_onnx(config)))
+        return EXIT_OK
     if config.pipeline is Pipeline.data:
         return _check_data(config)
     from ..stacks import environment

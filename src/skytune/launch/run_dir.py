@@ -41,6 +41,7 @@ UNDECISIVE = (
     "study",
     "search",
     "predict",
+    "export",
 )
 """Config keys that do not change what is learned. The data enters by the fingerprint of its tokenized rows."""
 

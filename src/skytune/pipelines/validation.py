@@ -39,7 +39,7 @@ def validated(config: RunConfig) -> RunConfig:
                 f"model.lora.adapter={config.model.name} trains on, BASE being the model that it was trained on; "
                 f"pipeline=merge checkpoint={config.model.name} makes one model of both"
             )
-    if config.pipeline in (Pipeline.evaluate, Pipeline.predict):
+    if config.pipeline in (Pipeline.evaluate, Pipeline.predict, Pipeline.export):
         config = with_checkpoint(config)
     if not config.task.is_auto:
         find_task(config.task)

@@ -63,22 +63,14 @@ def page(facts: dict[str, Any], openapi: dict[str, Any]) -> str:
     """Return the page for what `facts_of` returned and FastAPI's description of the interface."""
     surroundings = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     # Of what a card's author wrote, HTML is shown as text, and addresses that run something are no links.
-    card = MarkdownIt("commonmark", {"html": False}).enable("table").render(_body(facts["card"]))
-    paths = [
-        {
-            "method": method.upper(),
-            "path": path,
-            **{k: " ".join(str(entry.get(k, "")).split()) for k in ("summary", "description")},
-            "answers": {code: answer["description"] for code, answer in entry["responses"].items()},
-        }
-        for path, entries in openapi["paths"].items()
-        for method, entry in entries.items()
-    ]
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    card = markdown.render(_body(facts["card"]))
+    surroundings.filters["inline"] = markdown.renderInline
     schema = openapi["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     return surroundings.get_template("page.html.jinja").render(
         facts=facts,
         card=card,
-        paths=paths,
+        paths=openapi["paths"],
         schema=json.dumps({key: value for key, value in schema.items() if key != "example"}, indent=2),
         example=json.dumps(schema["example"]),
         css=(HERE.parent / "report" / "page.css").read_text(encoding="utf-8"),

@@ -27,6 +27,6 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
     if config.task.is_auto:
         config = replace(config, task=replace(config.task, name=trained_for))
     scored = config.data.test
-    if config.pipeline is Pipeline.evaluate and scored and data.Source(config.data).is_file(scored):
+    if config.pipeline in (Pipeline.evaluate, Pipeline.export) and scored and data.Source(config.data).is_file(scored):
         config = replace(config, data=replace(config.data, train=""))  # nothing has to be cut from it
     return replace(config, model=model, data=replace(config.data, image_size=None))

@@ -12,6 +12,7 @@ from .callbacks import EarlyStoppingConfig, EmaConfig, UploadConfig
 from .compute import ComputeConfig, Device, LaunchConfig
 from .data import DataConfig
 from .evaluation import PACKAGED, CheckpointConfig, EvalConfig, LogConfig
+from .export import ExportConfig
 from .model import ModelConfig
 from .prediction import PredictConfig
 from .promotion import PromoteConfig
@@ -33,12 +34,20 @@ class Pipeline(str, Enum):
     study = "study"
     search = "search"
     merge = "merge"
+    export = "export"
     publish = "publish"
     promote = "promote"
     data = "data"
 
 
-USING_CHECKPOINT = (Pipeline.evaluate, Pipeline.predict, Pipeline.merge, Pipeline.publish, Pipeline.promote)
+USING_CHECKPOINT = (
+    Pipeline.evaluate,
+    Pipeline.predict,
+    Pipeline.merge,
+    Pipeline.export,
+    Pipeline.publish,
+    Pipeline.promote,
+)
 """Those that take a trained model, `checkpoint=PATH`."""
 
 
@@ -78,7 +87,8 @@ class RunConfig:
     pipeline: Pipeline = Pipeline.training
     """`training` (load, train, evaluate), `evaluate` (score `checkpoint=PATH` without training), `predict` (write
     the answers of `checkpoint=PATH` beside the rows of files without labels), `merge` (write the plain model that the
-    adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `publish` (copy a run's model
+    adapter in `checkpoint=PATH` and its base make together, to `PATH-merged`), `export` (write
+    `checkpoint=PATH` as ONNX, checked on the test split), `publish` (copy a run's model
     `checkpoint=PATH` to `upload.url`, with its card), `promote` (give it `stage=production` where a test on held-out
     rows says that it is better), `study` (one training a cell of an experiment design), `search` (trials out of a space
     of hyperparameters) or `data` (look at the data set: nothing is trained)."""
@@ -162,6 +172,9 @@ class RunConfig:
     predict: PredictConfig = field(default_factory=PredictConfig)
     """What `pipeline=predict` reads and writes."""
 
+    export: ExportConfig = field(default_factory=ExportConfig)
+    """What `pipeline=export` writes."""
+
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Which weights are kept."""
 
@@ -232,6 +245,8 @@ class RunConfig:
         is_seed(self, "")
         if self.pipeline is Pipeline.merge and not self.checkpoint.path:
             raise ConfigError("pipeline=merge needs checkpoint=PATH (the folder of a trained adapter)")
+        if self.pipeline is Pipeline.export and not self.checkpoint.path:
+            raise ConfigError("pipeline=export needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
         if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
             raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
         if self.pipeline is Pipeline.publish and not (self.checkpoint.path and self.upload.url):

@@ -1,0 +1,213 @@
+"""A trained model as ONNX: exported by torch itself, and refused where it does not compute what the model does."""
+
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import models
+from ..config import ConfigError, RunConfig, UserError
+from ..data.batches import Ragged, TokenTable
+from ..distributed.context import join
+from ..job import write_json
+from ..models.head import own_settings
+from ..models.outputs import logits_of
+from ..models.source import first_line
+from ..tasks import Scoring, find_task, resolved
+from ..tasks.prepared import prepared
+from ..training.inputs import fit_columns, open_saved, padding_by, targets_of
+from ..training.padding_check import check_padding
+from ..training.prediction import Collect, predict
+
+log = logging.getLogger(__name__)
+
+WITHIN = 1e-3
+"""Largest difference of a logit that is taken for rounding."""
+
+FILES = {False: "model.onnx", True: "model.int8.onnx"}
+
+
+class OnnxNetwork(torch.nn.Module):
+    """An ONNX file that is called like the model that it was made of."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self.names = [one.name for one in self.session.get_inputs()]
+
+    def forward(self, **inputs: torch.Tensor) -> Any:
+        """Return `logits`."""
+        given = {name: inputs[name].numpy() for name in self.names}
+        return SimpleNamespace(logits=torch.from_numpy(self.session.run(["logits"], given)[0]))
+
+
+class _Logits(torch.nn.Module):
+    """A model that takes its inputs by place and returns nothing but logits."""
+
+    def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(logits_of(self.model(**dict(zip(self.names, inputs, strict=True)))))
+
+
+def export_onnx(config: RunConfig) -> list[str]:
+    """Write `config.checkpoint` as ONNX, with its tokenizer, and say what was found.
+
+    The folder appears once all of it is there and was checked on the rows of the test split.
+
+    Args:
+        config: `validated`.
+
+    Returns:
+        Lines for a person.
+
+    Raises:
+        UserError: the model cannot be exported, or answers otherwise then.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"export.format=onnx needs {error.name}: `pip install -c constraints.txt -e '.[onnx]'`"
+        ) from error
+    checkpoint = str(config.checkpoint.path)
+    saved = models.saved_model(checkpoint)
+    if saved.auto == "AutoModelForCausalLM":
+        raise ConfigError(f"pipeline=export: {checkpoint} is a language model; vLLM serves those as they are")
+    target = Path(config.export.output or f"{checkpoint.rstrip('/')}-onnx").expanduser().absolute()
+    if target.exists() and not (target / FILES[False]).is_file():
+        raise ConfigError(f"export.output={target}: is there already, and no export of a model")
+    splits = prepared(config, config.seed, saved.labels)
+    config = resolved(config, splits.test.features)
+    task, tokenizer = find_task(config.task), splits.tokenizer
+    if not hasattr(tokenizer, "pad_token_id"):
+        raise ConfigError(f"pipeline=export: models of texts are exported; task={task.name} reads something else")
+    network = open_saved(saved.folder, saved.target, tokenizer)
+    head = task.model(config, splits.labels, None)
+    scoring = Scoring.of(config.eval, splits.labels, settings={**head.settings, **own_settings(network)})
+    collect = task.collector(head)
+    table = TokenTable(splits.test.with_format("arrow")[:], padding_by(tokenizer))
+    fit_columns(network, {"test": table})
+    table.one_length = bool(check_padding(network, {"test": table}, collect))
+    wanted = _predicted(network, table, collect, config)
+    lines = [_scores("model", _score(task, table, wanted, scoring), "")]
+    numbers: dict[str, Any] = {"rows": len(wanted), "within": WITHIN}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
+        part = Path(beside, "whole")
+        part.mkdir()
+        for file in models.model_files(Path(saved.folder)):
+            if file.suffix not in (".safetensors", ".bin") and not file.name.startswith("adapter_"):
+                shutil.copyfile(file, part / file.name)
+        tokenizer.save_pretrained(part)
+        _export(network, table, part / FILES[False])
+        for small in (False, True) if config.export.int8 else (False,):
+            if small:
+                _quantize(part / FILES[False], part / FILES[True])
+            found = _predicted(OnnxNetwork(part / FILES[small]), table, collect, config)
+            apart = float(np.abs(found.values - wanted.values).max(initial=0))
+            if not small and not apart <= WITHIN:  # NaN neither
+                raise UserError(
+                    f"pipeline=export: the exported model's logits differ by {apart:.2g} on {len(wanted):,} rows, "
+                    f"more than {WITHIN:g}: nothing was written"
+                )
+            scores = _score(task, table, found, scoring)
+            size = (part / FILES[small]).stat().st_size
+            numbers[FILES[small]] = {"largest_difference": apart, "bytes": size, "test": scores}
+            lines.append(
+                _scores(FILES[small], scores, f"{size / 1e6:.1f} MB, largest difference of a logit {apart:.2g}")
+            )
+        write_json(part / "export.json", numbers)
+        if target.exists():
+            shutil.rmtree(target)
+        part.rename(target)
+    return [f"exported, and checked on {len(wanted):,} rows of the test split: {target}", *lines]
+
+
+def _predicted(network: torch.nn.Module, table: TokenTable, collect: Collect, config: RunConfig) -> Ragged:
+    return predict(
+        network,
+        table,
+        join(config, 1)[1],
+        collect,
+        batch_size=config.eval.batch_size,
+        limit=config.limit_eval_batches,
+        multiple=1,
+    )[1]
+
+
+def _score(task: Any, table: TokenTable, found: Ragged, scoring: Scoring) -> dict[str, float | None]:
+    targets = targets_of(table, "test")
+    rows = np.arange(len(found))
+    chosen = targets.take(rows) if isinstance(targets, Ragged) else targets[rows]
+    return dict(task.score(found, chosen, scoring).as_dict()["metrics"])
+
+
+def _scores(name: str, scores: Mapping[str, float | None], about: str) -> str:
+    told = ", ".join(f"{metric} {value:.4f}" for metric, value in scores.items() if value is not None)
+    return f"  {name:16} {told}" + (f" ({about})" if about else "")
+
+
+def _export(network: torch.nn.Module, table: TokenTable, file: Path) -> None:
+    """Write a model whose numbers of rows and tokens are variables."""
+    rows = np.unique(np.argsort(table.lengths, kind="stable")[[0, -1]])
+    batch = {name: tensor for name, tensor in table.batch(rows).items() if name != "labels"}
+    inputs = tuple(tensor if len(tensor) > 1 else tensor.repeat(2, 1) for tensor in batch.values())
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=max(2, _longest(network, table)))}
+    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")}
+    try:
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with warnings.catch_warnings(), models.quiet("transformers"):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                _Logits(network, list(batch)).eval(),
+                inputs,
+                dynamo=True,
+                dynamic_shapes=((sizes,) * len(inputs),),
+                input_names=list(batch),
+                output_names=["logits"],
+                verbose=False,
+            )
+        program.save(str(file), external_data=False)
+    except Exception as error:  # whatever a model's forward does that cannot be traced
+        name = type(getattr(network, "base_model", network)).__name__
+        raise UserError(f"pipeline=export: torch cannot export {name}: {first_line(error)}") from error
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _longest(network: Any, table: TokenTable) -> int:
+    """Return how many tokens a row may have: as many as the model has places for."""
+    places = getattr(getattr(network, "config", None), "max_position_embeddings", None)
+    return int(places) if isinstance(places, int) and places > 0 else int(table.lengths.max(initial=2)) * 64
+
+
+def _quantize(file: Path, into: Path) -> None:
+    """Write the model with matrices of 8-bit integers; what is multiplied with them is rounded as it comes."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        level = logging.root.level
+        logging.root.setLevel(logging.ERROR)  # it gives advice there
+        try:
+            quantize_dynamic(str(file), str(into), weight_type=QuantType.QInt8)
+        finally:
+            logging.root.setLevel(level)
