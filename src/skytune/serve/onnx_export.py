@@ -4,7 +4,8 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,6 @@ from ..tasks.prepared import prepared
 from ..training.inputs import fit_columns, open_saved, padding_by, targets_of
 from ..training.padding_check import check_padding
 from ..training.prediction import Collect, predict
-
-log = logging.getLogger(__name__)
 
 WITHIN = 1e-3
 """Largest difference of a logit that is taken for rounding."""
@@ -169,12 +168,8 @@ def _export(network: torch.nn.Module, table: TokenTable, file: Path) -> None:
     batch = {name: tensor for name, tensor in table.batch(rows).items() if name != "labels"}
     inputs = tuple(tensor if len(tensor) > 1 else tensor.repeat(2, 1) for tensor in batch.values())
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=max(2, _longest(network, table)))}
-    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")}
     try:
-        for name in levels:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        with warnings.catch_warnings(), models.quiet("transformers"):
-            warnings.simplefilter("ignore")
+        with _silently():
             program = torch.onnx.export(
                 _Logits(network, list(batch)).eval(),
                 inputs,
@@ -186,11 +181,7 @@ def _export(network: torch.nn.Module, table: TokenTable, file: Path) -> None:
             )
         program.save(str(file), external_data=False)
     except Exception as error:  # whatever a model's forward does that cannot be traced
-        name = type(getattr(network, "base_model", network)).__name__
-        raise UserError(f"pipeline=export: torch cannot export {name}: {first_line(error)}") from error
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        raise UserError(f"pipeline=export: torch cannot export this network: {first_line(error)}") from error
 
 
 def _longest(network: Any, table: TokenTable) -> int:
@@ -203,11 +194,18 @@ def _quantize(file: Path, into: Path) -> None:
     """Write the model with matrices of 8-bit integers; what is multiplied with them is rounded as it comes."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        level = logging.root.level
-        logging.root.setLevel(logging.ERROR)  # it gives advice there
-        try:
-            quantize_dynamic(str(file), str(into), weight_type=QuantType.QInt8)
-        finally:
-            logging.root.setLevel(level)
+    with _silently():
+        quantize_dynamic(str(file), str(into), weight_type=QuantType.QInt8)
+
+
+@contextmanager
+def _silently() -> Iterator[None]:
+    """Leave out what exporters tell of their ways, for a while."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -109,12 +109,13 @@ def serve(options: ServeOptions) -> None:
     told.append(f"  page: {where}/docs   stop: Ctrl-C or SIGTERM (process {os.getpid()})")
     if token is None and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         told.append(f"warning: anybody who reaches this machine may ask; {TOKEN}=... has them know a token")
-    # uvicorn raises the signal again once it has ended: it has been heeded by then.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
     gc.collect()
     gc.freeze()
-    DrainingServer(config, traffic, options.grace_seconds, told).run([place])
+    server = DrainingServer(config, traffic, options.grace_seconds, told)
+    # From now on, and not only while it serves: uvicorn raises the signal once more when it has ended.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.handle_exit)
+    server.run([place])
 
 
 def _bind(host: str, port: int) -> socket.socket:
