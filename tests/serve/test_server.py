@@ -172,7 +172,8 @@ def answer_of(connection: socket.socket) -> bytes:
     """Return a whole answer, which may come in parts."""
     found = b""
     while not found.endswith(b"}"):
-        assert (part := connection.recv(5000)), found
+        part = connection.recv(5000)
+        assert part, found
         found += part
     return found
 
