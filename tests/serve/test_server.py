@@ -224,22 +224,22 @@ def test_what_cannot_be_served_is_said_in_one_line(
 ) -> None:
     model = str(saved("text-classification"))
 
-    def said(*words: str) -> str:
+    def line_of(*words: str) -> str:
         assert command(*words) == 1
         errors = capsys.readouterr().err.splitlines()
         assert len(errors) == 1 and errors[0].startswith("error: "), errors
         return errors[0]
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "--port 0" in said(model, "--port", str(taken.getsockname()[1]))
-    assert "checkpoint" in said(str(tmp_path / "nothing"), "--port", "0")
-    assert "cannot listen" in said(model, "--host", "192.0.2.1")
+        assert "--port 0" in line_of(model, "--port", str(taken.getsockname()[1]))
+    assert "checkpoint" in line_of(str(tmp_path / "nothing"), "--port", "0")
+    assert "cannot listen" in line_of(model, "--host", "192.0.2.1")
     with pytest.raises(SystemExit, match="2"):
         command(model, "--port", "99999")
     assert "0 to 65535" in capsys.readouterr().err
-    assert "--max-rows" in said(model, "--queue", "10")
-    assert "no such task" in said(model, "--port", "0", "--task", "poetry")
-    assert "precision" in said(model, "--port", "0", "--precision", "fp23")
-    assert "takes 64 tokens" in said(model, "--port", "0", "--max-length", "100")
+    assert "--max-rows" in line_of(model, "--queue", "10")
+    assert "no such task" in line_of(model, "--port", "0", "--task", "poetry")
+    assert "precision" in line_of(model, "--port", "0", "--precision", "fp23")
+    assert "takes 64 tokens" in line_of(model, "--port", "0", "--max-length", "100")
     monkeypatch.setenv("SKYTUNE_SERVE_TOKEN", " ")
-    assert "SKYTUNE_SERVE_TOKEN" in said(model, "--port", "0")
+    assert "SKYTUNE_SERVE_TOKEN" in line_of(model, "--port", "0")
