@@ -265,6 +265,7 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "search.",
         "predict.",
         "export.",
+        "promote.",
         "strategy.",
         "compile.",
         "compute.",
