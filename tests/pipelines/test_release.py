@@ -146,5 +146,9 @@ def test_one_promotion_at_a_time_and_back_again(checkout: Any, promoted: tuple[s
     done = checkout.run(*back)
     assert done.code == 0 and f" is production of {MODEL} again; {second}" in done.out, done.out + done.err
     assert stages(checkout) == {first: "production", second: "archived"}
+    # What holds a stage is not taken away.
+    done = checkout.python(str(checkout.source / "src" / "runs.py"), "rm", first, "--yes")
+    assert f"it is production of {MODEL}: promote another model first" in done.out + done.err, done.out + done.err
+    assert (checkout.home / "skytune" / "runs" / first / "outputs" / "model").is_dir()
     done = checkout.run(*back)
     assert done.code == 1 and "is the first that" in done.err

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,21 @@ def test_a_model_that_another_run_names_stays_until_that_run_goes_too(runs: Path
     assert plan("first-a") == {"first-a": "second-b refers to it"}
     assert plan("first-a", "second-b") == {"first-a": "second-b refers to it", "second-b": "third-c refers to it"}
     assert plan("first-a", "second-b", "third-c") == {"first-a": "", "second-b": "", "third-c": ""}
+
+
+def test_a_model_that_holds_a_stage_stays_and_so_does_what_it_was_begun_from(runs: Path) -> None:
+    first = lay(runs, "first-a")
+    lay(runs, "second-b", model={"name": f"{first}/outputs/model"})
+    held = {"first-a": [], "second-b": ["production of reviews"]}
+    found = plan_removal(
+        [find_run(key) for key in held],
+        all_runs(),
+        lambda key: SimpleNamespace(runs=[], artifacts=[], folders=[], stages=held[key]),  # type: ignore[return-value]
+    )
+    assert {entry.run.key: entry.kept for entry in found} == {
+        "first-a": "second-b refers to it",
+        "second-b": "it is production of reviews: promote another model first",
+    }
 
 
 def test_nothing_that_somebody_elses_folder_names_goes(runs: Path, tmp_path: Path) -> None:

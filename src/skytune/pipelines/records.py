@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zenml import add_tags, log_metadata
+from zenml.enums import ModelStages
 from zenml.metadata.metadata_types import Uri
 
 from ..common.text import is_number, number
@@ -54,6 +55,9 @@ class ZenRecords:
     artifacts: "dict[UUID, str]"
     """Where they lie, by id."""
 
+    stages: list[str]
+    """Stages that the run's model holds, with the model's name."""
+
     @property
     def folders(self) -> list[Path]:
         """The artifacts that lie on this machine."""
@@ -81,7 +85,13 @@ def records_of(client: "Client", key: str) -> ZenRecords:
         else:
             used |= {version.id for version in outputs}
             used |= {version.id for versions in step.inputs.values() for version in versions}
-    return ZenRecords(client, sorted(found), {id_: uri for id_, uri in own.items() if id_ not in used})
+    held = [
+        f"{stage.value} of {version.model.name}"
+        for stage in (ModelStages.PRODUCTION, ModelStages.STAGING)
+        for version in _all(client.list_model_versions, stage=stage.value)
+        if version.name.rpartition("-")[0] == key  # see `steps.model_versions.Version`
+    ]
+    return ZenRecords(client, sorted(found), {id_: uri for id_, uri in own.items() if id_ not in used}, held)
 
 
 def _all(method: Any, **options: Any) -> list[Any]:

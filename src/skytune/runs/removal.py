@@ -36,6 +36,10 @@ class Records(Protocol):
     def folders(self) -> Sequence[Path]:
         """Where those lie that lie on this machine."""
 
+    @property
+    def stages(self) -> Sequence[str]:
+        """Stages that the run's model holds, with the model's name: `production of reviews`."""
+
     def delete(self) -> None:
         """Delete all of it; again where it was cut short."""
 
@@ -78,7 +82,13 @@ def plan_removal(
     """
     going = {run.folder for run in runs}
     others = [run for run in everything if run.folder not in going]
-    staying: dict[Path, str] = {}
+    records = {run.folder: records_of(run.key) for run in runs}
+    staying = {
+        folder: f"it is {kept.stages[0]}: promote another model first"
+        for folder, kept in records.items()
+        if kept is not None and kept.stages
+    }
+    others += [run for run in runs if run.folder in staying]
     while True:  # a run that stays may hold another one that was to go
         found = {run.folder: why for run in runs if run.folder not in staying and (why := _why_kept(run, others))}
         if not found:
@@ -86,7 +96,7 @@ def plan_removal(
         staying |= found
         others += [run for run in runs if run.folder in found]
     return [
-        Removal(run, kept=staying[run.folder]) if run.folder in staying else _whole(run, records_of(run.key))
+        Removal(run, kept=staying[run.folder]) if run.folder in staying else _whole(run, records[run.folder])
         for run in runs
     ]
 
