@@ -203,7 +203,7 @@ def compose(command: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_commands_of_the_other_programs_are_read(page: Path) -> None:
-    for program in ("src/stack.py", "src/runs.py"):
+    for program in ("src/stack.py", "src/runs.py", "src/serve.py"):
         for command in dict.fromkeys(commands(page, program)):
             try:
                 if command:
@@ -230,6 +230,9 @@ EVERYDAY = {
     "src/runs.py ls": "pipelines/test_runs.py::test_runs_are_listed_and_shown",
     "pipeline=search": "pipelines/test_search.py::test_plan_table_page_and_last_line",
     "task=regression": "tasks/test_every_task.py::test_plain_transformers_predicts_the_same_and_each_row_once",
+    "task=image-classification": "tasks/test_every_task.py"
+    "::test_plain_transformers_sees_the_same_in_an_image_and_each_row_once",
+    "src/serve.py": "serve/test_server.py::test_many_clients_get_their_own_answers_until_the_end",
     "task=sft": "tasks/test_every_task.py::test_killed_and_resumed_nothing_differs",
     "model.name": "pipelines/test_end_to_end.py::test_labels_survive_into_the_model_and_the_pipeline_loads_it",
     "pipeline=evaluate": "pipelines/test_end_to_end.py::test_evaluate_pipeline_gives_the_same_scores",

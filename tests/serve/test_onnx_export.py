@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from skytune.config import ConfigError, RunConfig, UserError, from_dict
+from skytune.config import ConfigError, LoraConfig, ModelConfig, RunConfig, UserError, from_dict
+from skytune.models import save_model
+from skytune.models.build import build_model
 from skytune.pipelines.validation import validated
 from skytune.serve import onnx_export
 from skytune.serve.onnx_export import export_onnx
@@ -68,6 +70,22 @@ def test_it_answers_as_the_model_in_any_size_of_batch_and_length(
 def test_tags_are_exported_too(asked: Callable[..., RunConfig], saved: Callable[[str], Path]) -> None:
     lines = export_onnx(asked(saved("token-classification"), "token-classification"))
     assert "entity_f1" in lines[1] and lines[1].split("(")[0].split(maxsplit=1)[1] in lines[2]
+
+
+def test_an_adapter_is_exported_with_its_base_model(
+    asked: Callable[..., RunConfig], saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    base = saved("text-classification")
+    config = ModelConfig(name=str(base), lora=LoraConfig(rank=2))
+    save_model(build_model(config, None, ["low", "even", "high"], 1), tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "adapter")
+    export_onnx(asked(tmp_path / "adapter"))
+    numbers = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert numbers["model.onnx"]["largest_difference"] < 1e-4
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"]["2"] == "high"
+    assert not [file.name for file in (tmp_path / "out").iterdir() if "adapter" in file.name]
 
 
 def test_an_export_that_computes_something_else_is_refused(

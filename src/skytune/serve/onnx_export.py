@@ -111,8 +111,12 @@ def export_onnx(config: RunConfig) -> list[str]:
         part = Path(beside, "whole")
         part.mkdir()
         for file in models.model_files(Path(saved.folder)):
-            if file.suffix not in (".safetensors", ".bin") and not file.name.startswith("adapter_"):
+            if file.suffix not in (".safetensors", ".bin") and not file.name.startswith(
+                ("adapter_", "skytune_adapter")
+            ):
                 shutil.copyfile(file, part / file.name)
+        if not (part / "config.json").is_file() and hasattr(network, "config"):  # an adapter has its base model's
+            network.config.save_pretrained(part)
         tokenizer.save_pretrained(part)
         _export(network, table, part / FILES[False])
         for small in (False, True) if config.export.int8 else (False,):

@@ -14,7 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from ..config import ConfigError, RunConfig, UserError, from_dict
+from ..common.stop_request import StopRequest
+from ..config import ConfigError, RunConfig, UserError
 from .app import Traffic, make_app
 from .page import facts_of
 from .predictor import Predictor
@@ -87,7 +88,7 @@ def serve(options: ServeOptions) -> None:
         raise ConfigError(f"{TOKEN} is empty: give it a value, or unset it to serve without a token")
     place = _bind(options.host, options.port)
     host, port = place.getsockname()[:2]
-    run = from_dict(RunConfig, {**options.run, "eval": {"batch_size": options.batch_size}})
+    run = RunConfig.parse({**options.run, "eval": {"batch_size": options.batch_size}})
     predictor = Predictor(options.checkpoint, run)
     facts = facts_of(predictor, options.limits, options.batch_size, options.queue)
     reader = Reader(predictor.form, options.limits, token and token.strip())
@@ -113,9 +114,19 @@ def serve(options: ServeOptions) -> None:
     gc.freeze()
     server = DrainingServer(config, traffic, options.grace_seconds, told)
     # From now on, and not only while it serves: uvicorn raises the signal once more when it has ended.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, server.handle_exit)
+    _Ending(server).listen()
     server.run([place])
+
+
+class _Ending(StopRequest):
+    """Hands a signal on to the server."""
+
+    def __init__(self, server: uvicorn.Server) -> None:
+        super().__init__([signal.SIGTERM, signal.SIGINT])
+        self.server = server
+
+    def on_signal(self, number: int, first: bool) -> None:
+        self.server.handle_exit(number, None)
 
 
 def _bind(host: str, port: int) -> socket.socket:
