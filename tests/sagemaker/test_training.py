@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from training_fixtures import Here
 
-from skytune.config import UserError, WorkerError
+from skytune.config import Preempted, UserError, WorkerError
 
 pytestmark = pytest.mark.slow
 
@@ -74,9 +75,23 @@ def test_two_instances_train_together_and_leave_a_model_and_nothing_secret(
     assert "training 10 steps" in shown and "canary" not in shown
 
 
-def test_ctrl_c_saves_what_was_announced_and_leaves_nothing(sage: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    sage.standin.when = {r"step 30/100": lambda job: os.kill(os.getpid(), signal.SIGINT)}
-    with pytest.raises(KeyboardInterrupt):
+def press_ctrl_c(job: Any) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def stop_in_the_console(job: Any) -> None:
+    """As somebody else does, who knows nothing of this process."""
+    boto3.client("sagemaker").stop_training_job(TrainingJobName=job.name)
+
+
+@pytest.mark.parametrize(
+    ("stop", "ends"), [(press_ctrl_c, KeyboardInterrupt), (stop_in_the_console, Preempted)], ids=["ctrl-c", "console"]
+)
+def test_a_job_that_is_stopped_saves_what_was_announced_and_leaves_nothing(
+    sage: Any, capfd: pytest.CaptureFixture[str], stop: Any, ends: type[BaseException]
+) -> None:
+    sage.standin.when = {r"step 30/100": stop}
+    with pytest.raises(ends):
         sage.train(**LONG)
     (job,) = sage.standin.jobs.values()
     assert (job.status, job.secondary, job.signals) == ("Stopped", "Stopped", ["SIGTERM"])
