@@ -21,7 +21,7 @@ examples:
   python src/stack.py register aws --region us-east-1       bucket, role, image repository, ZenML stack
   python src/stack.py check aws --compute 4xa10g            identity, quotas, prices, image, bucket, versions
   python src/stack.py register aws --compute g5.12xlarge --spot
-  python src/stack.py register aws --sagemaker              also train in jobs of SageMaker: compute=ml.g5.2xlarge
+  python src/stack.py register aws --sagemaker              also in jobs of SageMaker: compute=ml.g5.2xlarge
   python src/stack.py check aws --compute ml.g5.2xlarge     their quotas, price, role
   python src/stack.py policy aws                            the IAM policy of a person who trains
   python src/stack.py destroy aws --delete-data             nothing is left, the checkpoints neither

@@ -299,9 +299,10 @@ class StandIn(S3):
         job.secondary = "Uploading"
         self._upload_model(job)
         if how == "ended":
-            job.status = job.secondary = "Completed"
+            job.ended = time.time()  # all of it before the status, which others wait for
             if seconds := job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
-                job.pool, job.pool_until = "Available", time.time() + seconds
+                job.pool, job.pool_until = "Available", job.ended + seconds
+            job.status = job.secondary = "Completed"
         elif how == "failed":
             job.status = job.secondary = "Failed"
         else:
