@@ -281,7 +281,8 @@ def headline_cards(training: dict[str, Any], found: dict[str, Any] | None, split
         note = f"{steps:,} optimizer steps" if steps is not None else ""
         cards.append({"name": "training time", "value": text.duration(seconds), "note": note})
     if training.get("samples_per_s") is not None:
-        note = f"{text.number(training['tokens_per_s'])} tokens/s" if training.get("tokens_per_s") else ""
+        tokens = training.get("tokens_per_s")  # an image counts as one
+        note = f"{text.number(tokens)} tokens/s" if tokens and tokens != training["samples_per_s"] else ""
         cards.append({"name": "samples / s", "value": text.number(training["samples_per_s"]), "note": note})
     return cards
 

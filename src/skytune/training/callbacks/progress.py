@@ -84,7 +84,9 @@ class Progress(Callback):
         span = run.train_seconds - seconds
         rates = eta = ""
         if run.step > step and span > 0:
-            rates = f"  {(run.rows - rows) / span:.0f} samples/s  {(run.tokens - tokens) / span:.0f} tokens/s"
+            rates = f"  {(run.rows - rows) / span:.0f} samples/s"
+            if run.tokens - tokens != run.rows - rows:  # an image has none, and counts as one
+                rates += f"  {(run.tokens - tokens) / span:.0f} tokens/s"
             waited = (run.data_seconds - waiting) / span
             rates += f"  {waited:.0%} waiting for data" if waited >= WORTH_SAYING else ""
             eta = f"  ETA {timedelta(seconds=round(span / (run.step - step) * (run.total_steps - run.step)))}"
