@@ -191,3 +191,19 @@ def test_without_machines_every_region_is_tried_once_and_named(sage: Any) -> Non
         sage.train(compute={"use_spot": True, "recovery": {"on_demand_fallback": True}})
     assert [job.spot for job in sage.standin.jobs.values()] == [False, True, True, False]
     assert not [key for key in sage.stored() if ".launch" in key]
+
+
+def test_other_code_in_the_bucket_is_not_run(sage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from skytune.launch.sagemaker.jobs import TrainingJobs
+
+    create = TrainingJobs.create
+
+    def tampered(jobs: Any, request: Any) -> None:
+        (key,) = [key for key in sage.stored() if key.endswith("entry.py")]
+        sage.standin.client.put_object(Bucket=sage.bucket, Key=key, Body=b"print('code of somebody else')")
+        create(jobs, request)
+
+    monkeypatch.setattr(TrainingJobs, "create", tampered)
+    with pytest.raises(WorkerError, match="not the code that was sent") as failed:
+        sage.train()
+    assert "somebody else" not in str(failed.value)

@@ -1,6 +1,7 @@
 """EfficientNet-Lite0 (3.4 M parameters and a head) from two packages of the extra `demo`: the network, and ImageNet's
 weights."""
 
+import pickle
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class EfficientNetLite0(torch.nn.Module):
         if pretrained:
             try:  # weights_only: no code of the pickle is run
                 self.backbone.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-            except (OSError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
                 raise UserError(f"cannot load the weights in {weights}: {error}") from error
         features = self.backbone._fc.in_features
         self.backbone._fc, self.classifier = torch.nn.Identity(), torch.nn.Linear(features, num_labels)

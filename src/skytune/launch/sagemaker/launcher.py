@@ -1,5 +1,6 @@
 """The launcher: one training job of SageMaker after the other until the run is done, and nothing left of them."""
 
+import hashlib
 import logging
 import shutil
 import signal
@@ -247,6 +248,8 @@ class JobLoop(AttemptLoop[JobEnd]):
         packed = self.job.root / "packed"
         shutil.make_archive(str(packed / SENT.removesuffix(".zip")), "zip", upload)
         shutil.copyfile(entry.__file__, packed / "entry.py")
+        whole = b"".join((packed / file).read_bytes() for file in ("entry.py", SENT))
+        request["Environment"]["SKYTUNE_SENT"] = hashlib.sha256(whole).hexdigest()
         sent.put_folder(packed, f".launch/{name}")
         self.tick()
         try:

@@ -16,7 +16,17 @@ from .images import gpus_of, image_of
 CHANNEL = "skytune"
 """Input channel that brings code, pins and the job to every machine, as `/opt/ml/input/data/skytune`."""
 
-ENTRY = ["python3", f"/opt/ml/input/data/{CHANNEL}/entry.py"]
+ENTRY = [
+    "python3",
+    "-c",
+    "import hashlib,os,runpy,sys;r=sys.argv[1];"
+    "h=hashlib.sha256(b''.join(open(r+f,'rb').read()for f in('entry.py','sent.zip')));"
+    "h.hexdigest()==os.environ['SKYTUNE_SENT']or exit('not the code that was sent');"
+    "runpy.run_path(r+'entry.py',run_name='__main__')",
+    f"/opt/ml/input/data/{CHANNEL}/",
+]
+"""Others may write into the bucket: only that is run whose hash stands in the request, which nobody else can sign."""
+UNKNOWN = "SHA-256 of entry.py and sent.zip"
 DISK_GB = 100
 """Of a machine's volume where nothing is said."""
 
@@ -54,6 +64,7 @@ def training_job(
     launch_id: str,
     spot: bool,
     secret: str = "",
+    sent: str = UNKNOWN,
 ) -> Request:
     """Return the arguments of `CreateTrainingJob`.
 
@@ -61,6 +72,7 @@ def training_job(
         compute: completed by the stack's.
         launch_id: of all jobs of a launch together.
         secret: name of the secret with what only workers may know; empty for none.
+        sent: hash of the code that is run.
 
     Raises:
         ConfigError: a value that SageMaker would refuse.
@@ -73,6 +85,7 @@ def training_job(
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "SKYTUNE_LAUNCH": launch_id,
+        "SKYTUNE_SENT": sent,
         "SKYTUNE_PROCESSES_EACH": str(each),
         "SKYTUNE_GPUS_EACH": str(gpus),
         "SKYTUNE_MAX_SECONDS": str(seconds),
