@@ -47,6 +47,7 @@ CHANGES = {
     "optimizer.betas": [0.8, 0.9],
     "optimizer.no_decay": ["bias"],
     "optimizer.layer_decay": 0.9,
+    "optimizer.gradient_noise": 0.01,
     "optimizer.groups": {"head": {"match": "classifier", "lr": 1e-3}},
     "schedule.unfreeze_epochs": 0.5,
     "on_nan": "skip",

@@ -36,7 +36,7 @@ def trained(run_job: Any, optimizer: dict[str, Any], processes: int, micro: int,
     ("optimizer", "weights_within", "losses_within"),
     [
         ({"name": "sgd", "lr": 0.1, "weight_decay": 0.0}, 1e-6, 1e-6),
-        ({"name": "adamw", "lr": 1e-3}, 5e-5, 1e-5),
+        ({"name": "adamw", "lr": 1e-3, "gradient_noise": 1e-4}, 5e-5, 1e-5),
     ],
     ids=["sgd", "adamw"],
 )

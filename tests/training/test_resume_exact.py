@@ -19,9 +19,12 @@ MIDDLE = 18
 """In the middle of epoch 1 (they count from 0)."""
 
 KINDS: dict[str, dict[str, Any]] = {
-    "dropout": {},
+    "dropout": {"optimizer": {"gradient_noise": 0.01}},
     "adamw": {"model": {"dropout": 0.0}},
-    "sgd": {"model": {"dropout": 0.0}, "optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0.0}},
+    "sgd": {
+        "model": {"dropout": 0.0},
+        "optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0.0, "gradient_noise": 1e-4},
+    },
 }
 WITHIN = {"adamw": 1e-5, "sgd": 1e-6}
 """How far weights may be apart where another number of processes has added up in another order (seen: 1e-8 in both).

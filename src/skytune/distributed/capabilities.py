@@ -37,8 +37,12 @@ def check_strategy(config: RunConfig, processes: int, device: str) -> None:
     if name.is_zero:
         if config.ema.decay:
             raise UserError(f"strategy={name.value}: has no averaged weights (ema.decay); strategy=fsdp has")
-        if config.on_nan is not OnNan.stop or config.schedule.unfreeze_epochs:
-            key = "schedule.unfreeze_epochs" if config.schedule.unfreeze_epochs else f"on_nan={config.on_nan.value}"
+        lacking = {
+            "schedule.unfreeze_epochs": config.schedule.unfreeze_epochs,
+            "optimizer.gradient_noise": config.optimizer.gradient_noise,
+            f"on_nan={config.on_nan.value}": config.on_nan is not OnNan.stop,
+        }
+        if key := next((key for key, value in lacking.items() if value), None):
             raise UserError(
                 f"strategy={name.value}: DeepSpeed takes the step itself, without {key}; strategy=fsdp has it"
             )

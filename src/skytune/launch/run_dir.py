@@ -52,7 +52,7 @@ UNDECISIVE_EVAL = ("batch_size", "sets", "metrics", "extra_metrics")
 NEWER = {
     "": ("on_nan",),
     "model": ("lora",),
-    "optimizer": ("no_decay", "layer_decay", "groups"),
+    "optimizer": ("no_decay", "layer_decay", "groups", "gradient_noise"),
     "schedule": ("cycles", "unfreeze_epochs"),
     "eval": ("generate", "max_new_tokens"),
 }

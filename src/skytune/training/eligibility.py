@@ -29,6 +29,8 @@ def not_captured_reason(config: RunConfig, world: DistContext, table: TokenTable
         return "strategy.activation_checkpointing and strategy.find_unused_parameters are not there"
     if config.compile.mode is not CompileMode.off:
         return "compile.mode asks for torch.compile"
+    if config.optimizer.gradient_noise:
+        return "optimizer.gradient_noise is drawn for every step"
     if config.batch.auto:
         return "batch.auto=true may have to change the micro-batch"
     if config.debug.profile_steps:

@@ -22,6 +22,7 @@ from ..models.head import TEXT, Head
 from ..models.outputs import logits_of, loss_of
 from .callbacks.base import Run
 from .compiling import WIDTH
+from .gradient_noise import add_noise
 from .oom import OomRetry
 from .parameter_groups import Unfreezing
 from .schedule import set_rate
@@ -129,6 +130,8 @@ class EagerStep(TrainStep):
             return StepResult(
                 [mean], [None if norm is None else float(norm)], told > 0
             )  # the weights stay what they were
+        if noise := config.optimizer.gradient_noise:
+            add_noise(strategy.model, noise, config.seed, run.step)
         done = strategy.step()
         return StepResult([mean], [None if norm is None or not done else float(norm)], told > 0, int(not done))
 
