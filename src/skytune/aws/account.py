@@ -1,14 +1,15 @@
 """An AWS account as the user's credentials show it, and botocore's errors in one line that a person can act on."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoint.backends.s3 import bucket_of
+from ..common.findings import Finding
 from ..config import ConfigError, NotReachable, UserError
-from ..config.installing import add_extra
+from ..config.installing import needing
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
 """How patient a request is: a person waits for the answer."""
@@ -23,6 +24,9 @@ UNKNOWN_KEYS = {
 }
 REFUSED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "Forbidden"}
 LOG_IN = "`aws sso login`, or put new keys where the old ones are (AWS_PROFILE, ~/.aws/credentials, .env)"
+
+Check = tuple[str, Callable[[], list[Finding]]]
+"""What is looked at, in one or two words, and what looks."""
 
 
 @dataclass
@@ -63,10 +67,8 @@ def connect(region: str | None = None) -> Account:
     Raises:
         UserError: boto3 is missing, credentials are missing, expired or unknown, or the region does not exist.
     """
-    try:
+    with needing("aws"):
         import boto3
-    except ImportError as error:
-        raise UserError(f"'{error.name}' is not installed: {add_extra('aws')}") from error
     with spoken():
         session = boto3.Session()
         place = checked_region(session, region or session.region_name)
@@ -130,6 +132,19 @@ def spoken(stack: str = "NAME") -> Iterator[None]:
 def code(error: Any) -> str:
     """Return the code of a `ClientError`."""
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def ask(call: Callable[..., Any], *missing: str, **words: Any) -> dict[str, Any] | None:
+    """Return what AWS answers to a call; None where its error has one of these codes: there is no such thing."""
+    from botocore.exceptions import ClientError
+
+    try:
+        found: dict[str, Any] = call(**words)
+    except ClientError as error:
+        if code(error) in missing:
+            return None
+        raise
+    return found
 
 
 def tags(stack: str) -> list[dict[str, str]]:

@@ -5,12 +5,11 @@ belongs to somebody: it is looked at and left as it is.
 """
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-from ..common.text import size
+from ..common.text import counted, size
 from ..config import ConfigError, UserError
-from .account import REFUSED, Account, code, owner, tags
+from .account import REFUSED, Account, ask, code, owner, tags
 from .names import RUNS, Names
 from .policies import INSECURE
 from .policies import bucket as bucket_policy
@@ -109,7 +108,7 @@ def _raise_reason(account: Account, bucket: str) -> None:
 
 def made_for(s3: Any, bucket: str) -> str | None:
     """Return the stack for which the bucket was made here; None if it was there before."""
-    return owner(_ask(s3.get_bucket_tagging, bucket, "NoSuchTagSet").get("TagSet", []))
+    return owner((ask(s3.get_bucket_tagging, "NoSuchTagSet", Bucket=bucket) or {}).get("TagSet", []))
 
 
 def read(account: Account, bucket: str) -> str:
@@ -141,7 +140,7 @@ def describe(count: int, total: int, whole: bool) -> str:
     """Return a bucket's content in words."""
     if not count:
         return "empty"
-    return f"{'' if whole else 'more than '}{count} object{'s' * (count != 1)}, {size(total)}"
+    return f"{'' if whole else 'more than '}{counted(count, 'object')}, {size(total)}"
 
 
 def remove(account: Account, names: Names) -> Done:
@@ -198,34 +197,21 @@ def _wanted_rules(keep_days: int) -> list[dict[str, Any]]:
 
 
 def _closed(s3: Any, bucket: str) -> dict[str, bool]:
-    found = _ask(s3.get_public_access_block, bucket, "NoSuchPublicAccessBlockConfiguration")
-    return dict(found.get("PublicAccessBlockConfiguration", {}))
+    found = ask(s3.get_public_access_block, "NoSuchPublicAccessBlockConfiguration", Bucket=bucket)
+    return dict(found["PublicAccessBlockConfiguration"]) if found else {}
 
 
 def _encryption(s3: Any, bucket: str) -> str:
-    found = _ask(s3.get_bucket_encryption, bucket, "ServerSideEncryptionConfigurationNotFoundError")
+    found = ask(s3.get_bucket_encryption, "ServerSideEncryptionConfigurationNotFoundError", Bucket=bucket) or {}
     rules = found.get("ServerSideEncryptionConfiguration", {}).get("Rules")
     return str(rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"]) if rules else ""
 
 
 def _rules(s3: Any, bucket: str) -> list[dict[str, Any]]:
-    found = _ask(s3.get_bucket_lifecycle_configuration, bucket, "NoSuchLifecycleConfiguration")
-    return list(found.get("Rules", []))
+    found = ask(s3.get_bucket_lifecycle_configuration, "NoSuchLifecycleConfiguration", Bucket=bucket)
+    return list(found["Rules"]) if found else []
 
 
 def _statements(s3: Any, bucket: str) -> list[dict[str, Any]]:
-    return list(
-        json.loads(_ask(s3.get_bucket_policy, bucket, "NoSuchBucketPolicy").get("Policy", "{}")).get("Statement", [])
-    )
-
-
-def _ask(call: Callable[..., Any], bucket: str, none: str) -> dict[str, Any]:
-    """Return S3's answer about a bucket; an empty one where its error says that nothing of the kind is set."""
-    from botocore.exceptions import ClientError
-
-    try:
-        return dict(call(Bucket=bucket))
-    except ClientError as error:
-        if code(error) == none:
-            return {}
-        raise
+    found = ask(s3.get_bucket_policy, "NoSuchBucketPolicy", Bucket=bucket)
+    return list(json.loads(found["Policy"]).get("Statement", [])) if found else []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError, UserError
-from ..config.installing import add_extra
+from ..config.installing import needing
 
 FAMILIES = ("m6i", "m7i", "r6i", "r7i", "c6i", "c7i")
 """Where SkyPilot looks for a machine without GPU (`sky/catalog/aws_catalog.py`)."""
@@ -48,13 +48,11 @@ def fetch() -> Path:
     found = folder()
     if found is not None:
         return found
-    try:
+    with needing("aws"):
         from sky.catalog.common import read_catalog
-
+    try:
         for name in ("aws/vms.csv", "aws/images.csv"):
             len(read_catalog(name))  # fetched when it is first looked at
-    except ImportError as error:
-        raise UserError(f"'{error.name}' is not installed: {add_extra('aws')}") from error
     except Exception as error:
         raise UserError(
             f"SkyPilot cannot fetch its price lists ({type(error).__name__}): is GitHub in reach?"

@@ -2,7 +2,7 @@
 
 from ..common.findings import Finding, Level
 from . import catalog
-from .account import Account, code
+from .account import Account, ask
 
 
 def check(account: Account, wanted: str, gpus: bool) -> Finding:
@@ -28,8 +28,6 @@ def check(account: Account, wanted: str, gpus: bool) -> Finding:
 
 
 def _docker_image(account: Account, name: str) -> Finding:
-    from botocore.exceptions import ClientError
-
     registry, _, rest = name.partition("/")
     if ".dkr.ecr." not in registry:
         return Finding(
@@ -37,14 +35,10 @@ def _docker_image(account: Account, name: str) -> Finding:
         )
     repo, _, tag = rest.partition(":")
     where = registry.split(".")[3]
-    try:
-        account.client("ecr", where).describe_images(
-            registryId=registry.split(".")[0], repositoryName=repo, imageIds=[{"imageTag": tag or "latest"}]
-        )
-    except ClientError as error:
-        if code(error) in ("ImageNotFoundException", "RepositoryNotFoundException"):
-            way = f"build it (docker/Dockerfile) and `docker push {name}`"
-            return Finding(Level.fail, "image", f"there is no {name}", way)
-        raise
+    asked = {"registryId": registry.split(".")[0], "repositoryName": repo, "imageIds": [{"imageTag": tag or "latest"}]}
+    ecr = account.client("ecr", where)
+    if ask(ecr.describe_images, "ImageNotFoundException", "RepositoryNotFoundException", **asked) is None:
+        way = f"build it (docker/Dockerfile) and `docker push {name}`"
+        return Finding(Level.fail, "image", f"there is no {name}", way)
     note = "" if where == account.region else f"; it lies in {where}, pulling from there costs"
     return Finding(Level.ok, "image", f"{name}{note}")

@@ -1,7 +1,7 @@
 """The preflight: would a run on this stack get its machine now, and at what price? Nothing is started or changed."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..common.background import Late, Pending
@@ -11,10 +11,9 @@ from ..config.schema.sagemaker import PREFIX
 from ..pricing.cost import dollars
 from ..pricing.prices import aws_price, spot_prices
 from . import bucket, catalog, images, role, sagemaker, skypilot
-from .account import Account, code, spoken
+from .account import Account, Check, ask, spoken
 from .names import Names
-from .policies import machine as machine_policy
-from .quotas import Quota, in_use, quota_of, quotas, used
+from .quotas import Quota, in_use, quota_of, quotas, raised, used
 
 LEAST_SECONDS = 5.0
 """How long AWS is given, however long this machine took to begin."""
@@ -34,26 +33,14 @@ class MachineRequest:
     """The machine that is asked for, found out once: several checks need it."""
 
     def __init__(self, account: Account, machine: Mapping[str, Any]) -> None:
-        self.account, self.machine = account, machine
         self.nodes = int(machine.get("num_nodes") or 1)
         self.spot = bool(machine.get("use_spot"))
-        self.instance_type = str(machine.get("instance_type") or self._choose())
-        self._read_size()
-
-    def _choose(self) -> str:
-        return catalog.choose(self.machine, self.account.region, catalog.fetch()).instance_type
-
-    def _read_size(self) -> None:
-        """Ask EC2 for the instance type's size."""
-        from botocore.exceptions import ClientError
-
-        try:
-            found = self.account.client("ec2").describe_instance_types(InstanceTypes=[self.instance_type])
-        except ClientError as error:
-            if code(error) in ("InvalidInstanceType", "InvalidParameterValue"):
-                region = self.account.region
-                raise UserError(f"{self.instance_type}: EC2 has no such instance type in {region}") from error
-            raise
+        named = machine.get("instance_type")
+        self.instance_type = str(named or catalog.choose(machine, account.region, catalog.fetch()).instance_type)
+        kinds = account.client("ec2").describe_instance_types
+        found = ask(kinds, "InvalidInstanceType", "InvalidParameterValue", InstanceTypes=[self.instance_type])
+        if found is None:
+            raise UserError(f"{self.instance_type}: EC2 has no such instance type in {account.region}")
         about = found["InstanceTypes"][0]
         self.vcpus = int(about["VCpuInfo"]["DefaultVCpus"])
         gpus = about.get("GpuInfo", {}).get("Gpus", [])
@@ -71,12 +58,30 @@ def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: b
         asked: whether a machine is asked for at all.
         until: moment of `time.monotonic()` after which nothing is waited for.
     """
-    if str(machine.get("instance_type")).startswith(PREFIX):
-        yield from sagemaker.examine(account, names, machine, store)
-        return
     for service in ("ec2", "s3", "iam", "ecr", "service-quotas"):
         account.client(service)  # here: made in threads they would wait for each other
     yield Finding(Level.ok, "identity", f"account {account.id}, {account.arn.split(':', 5)[5]}")
+    jobs = str(machine.get("instance_type")).startswith(PREFIX)
+    checks = sagemaker.checks(account, machine) if jobs else _of_ec2(account, machine, asked, until)
+    checks += [
+        ("bucket", lambda: [store(account, names)]),
+        ("role", lambda: [role.check(account, names, jobs=jobs)]),
+        *([] if jobs else [("skypilot", lambda: [skypilot.versions()])]),
+    ]
+    for name, answer in [(name, Pending(check)) for name, check in checks]:
+        try:
+            with spoken(names.stack):
+                yield from answer.wait(seconds=until - time.monotonic())
+        except Skipped:
+            continue
+        except Late:
+            yield Finding(Level.fail, name, "no answer in time", "is AWS in reach? the same command again")
+        except UserError as error:
+            yield Finding(Level.fail, name, str(error))
+
+
+def _of_ec2(account: Account, machine: Mapping[str, Any], asked: bool, until: float) -> list[Check]:
+    """Return what is to be looked at of machines that SkyPilot would bring up."""
     wanted: Pending[MachineRequest | None] = Pending(lambda: MachineRequest(account, machine) if asked else None)
     known = Pending(lambda: (quotas(account), in_use(account)))
 
@@ -89,26 +94,13 @@ def examine(account: Account, names: Names, machine: Mapping[str, Any], asked: b
     def image(asked: MachineRequest | None) -> Finding:
         return images.check(account, str(machine.get("image_id") or ""), bool(asked and asked.gpus))
 
-    checks: list[tuple[str, Callable[[], list[Finding]]]] = [
+    return [
         ("region", lambda: [region(account)]),
         ("machine", lambda: [size(wanted.wait(seconds=until - time.monotonic()))]),
         ("quota", lambda: quota(account, given(), *known.wait(seconds=until - time.monotonic()))),
         ("price", lambda: price(account, given(), machine.get("max_hourly_usd"))),
         ("image", lambda: [image(given())]),
-        ("bucket", lambda: [store(account, names)]),
-        ("role", lambda: [identity_of_machines(account, names)]),
-        ("skypilot", lambda: [skypilot.versions()]),
     ]
-    for name, answer in [(name, Pending(check)) for name, check in checks]:
-        try:
-            with spoken(names.stack):
-                yield from answer.wait(seconds=until - time.monotonic())
-        except Skipped:
-            continue
-        except Late:
-            yield Finding(Level.fail, name, "no answer in time", "is AWS in reach? the same command again")
-        except UserError as error:
-            yield Finding(Level.fail, name, str(error))
 
 
 def region(account: Account) -> Finding:
@@ -148,14 +140,10 @@ def quota(
                 continue
             need = asked.vcpus * asked.nodes
             text += f"; {asked} needs {need}"
-            way = (
-                f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {of.code} "
-                f"--desired-value {taken + need} --region {account.region}"
-            )
             if taken + need <= of.vcpus:
                 found.append(Finding(Level.ok, "quota", text))
             elif spot == asked.spot:
-                found.append(Finding(Level.fail, "quota", text, f"`{way}`, a smaller machine, or another region"))
+                found.append(Finding(Level.fail, "quota", text, raised(account, "ec2", of.code, taken + need)))
             else:
                 found.append(Finding(Level.ok, "quota", f"{text}: not enough, but not asked for"))
     return found
@@ -197,17 +185,6 @@ def store(account: Account, names: Names) -> Finding:
         return Finding(Level.fail, "bucket", text, f"--region {place}, or register the stack with another bucket")
     account.client("s3").list_objects_v2(Bucket=names.bucket, MaxKeys=1)
     return Finding(Level.ok, "bucket", f"s3://{names.bucket} answers ({place})")
-
-
-def identity_of_machines(account: Account, names: Names) -> Finding:
-    """Is there the role that machines get instead of the user's keys, and may it do what it should?"""
-    way = f"`python src/stack.py register {names.stack}` puts it right"
-    policy = role.policy_of(account, names.role)
-    if policy is None or not role.profile_holds(account, names.role):
-        return Finding(Level.fail, "role", f"no instance profile {names.role}", way)
-    if policy != machine_policy(names):
-        return Finding(Level.warn, "role", f"{names.role} may do other things than this version wants", way)
-    return Finding(Level.ok, "role", f"{names.role}: {role.ABOUT}")
 
 
 def _full_price(account: Account, instance_type: str) -> tuple[float | None, str]:

@@ -72,6 +72,14 @@ def used(quota: Quota, found: Iterable[Quota], running: Iterable[tuple[str, bool
     return sum(vcpus for name, spot, vcpus in running if quota_of(name, spot, known) == quota)
 
 
+def raised(account: Account, service: str, code: str, value: int) -> str:
+    """Return the ways out of a quota that is too small: the command that asks AWS for more, and others."""
+    return (
+        f"`aws service-quotas request-service-quota-increase --service-code {service} --quota-code {code} "
+        f"--desired-value {value} --region {account.region}`, a smaller machine, or another region"
+    )
+
+
 def _families(name: str) -> frozenset[str]:
     """Return the families of e.g. `Standard (A, C, D)`, `G and VT`, `P4, P3 and P2`."""
     inside = re.search(r"\((.+?)\)", name)

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from ..common.text import size
-from .account import Account, code, owner, tags
+from ..common.text import counted, size
+from .account import Account, ask, owner, tags
 from .names import Names
 from .reporting import Done
 
@@ -41,14 +41,8 @@ def ensure(account: Account, names: Names) -> Done:
 
 def read(account: Account, name: str) -> dict[str, Any] | None:
     """Return what ECR says of a repository; None if it has none of that name."""
-    from botocore.exceptions import ClientError
-
-    try:
-        return dict(account.client("ecr").describe_repositories(repositoryNames=[name])["repositories"][0])
-    except ClientError as error:
-        if code(error) == "RepositoryNotFoundException":
-            return None
-        raise
+    found = ask(account.client("ecr").describe_repositories, "RepositoryNotFoundException", repositoryNames=[name])
+    return dict(found["repositories"][0]) if found else None
 
 
 def images(account: Account, name: str) -> list[dict[str, Any]]:
@@ -66,7 +60,7 @@ def describe(account: Account, names: Names) -> str:
     """Return a repository's content in words."""
     found = images(account, names.repository)
     total = sum(image.get("imageSizeInBytes") or 0 for image in found)
-    return f"{len(found)} image{'s' * (len(found) != 1)}, {size(total)}" if found else "empty"
+    return f"{counted(len(found), 'image')}, {size(total)}" if found else "empty"
 
 
 def remove(account: Account, names: Names) -> Done:

@@ -4,13 +4,17 @@ SkyPilot would make a role with full rights to EC2 and S3, and copy the user's o
 told of a profile (`skytune.aws.skypilot`).
 """
 
-from typing import Any
+import json
 
+from ..common.findings import Finding, Level
 from ..config import UserError
-from .account import Account, code, owner, tags
+from .account import Account, ask, owner, tags
 from .names import Names
 from .policies import INLINE, Policy, machine, sagemaker, trust
 from .reporting import Done
+
+GONE = "NoSuchEntity"
+"""IAM's word for what is not there."""
 
 ABOUT = "the bucket, images, ending themselves; nothing else"
 ABOUT_JOBS = "runs in the bucket, their logs, images, their secrets; nothing else"
@@ -39,19 +43,32 @@ def ensure_sagemaker(account: Account, names: Names) -> list[Done]:
 
 def exists(account: Account, role: str) -> bool:
     """Whether there is a role of that name."""
-    return _ask(account.client("iam").get_role, RoleName=role) is not None
+    return ask(account.client("iam").get_role, GONE, RoleName=role) is not None
 
 
 def policy_of(account: Account, role: str) -> Policy | None:
     """Return the machines' policy as AWS has it; None if the role or its policy is missing."""
-    found = _ask(account.client("iam").get_role_policy, RoleName=role, PolicyName=INLINE)
+    found = ask(account.client("iam").get_role_policy, GONE, RoleName=role, PolicyName=INLINE)
     return None if found is None else dict(found["PolicyDocument"])
 
 
 def profile_holds(account: Account, role: str) -> bool:
     """Whether the instance profile is there and carries the role."""
-    found = _ask(account.client("iam").get_instance_profile, InstanceProfileName=role)
+    found = ask(account.client("iam").get_instance_profile, GONE, InstanceProfileName=role)
     return found is not None and [each["RoleName"] for each in found["InstanceProfile"]["Roles"]] == [role]
+
+
+def check(account: Account, names: Names, *, jobs: bool) -> Finding:
+    """Is there the role that machines, or jobs of SageMaker, get instead of the user's keys, and may it do what it
+    should?"""
+    name, what = (names.sagemaker_role, "execution role") if jobs else (names.role, "instance profile")
+    way = f"`python src/stack.py register {names.stack}{' --sagemaker' * jobs}` puts it right"
+    found = policy_of(account, name)
+    if found is None or not (jobs or profile_holds(account, name)):
+        return Finding(Level.fail, "role", f"no {what} {name}", way)
+    if found != (sagemaker(names) if jobs else machine(names)):
+        return Finding(Level.warn, "role", f"{name} may do other things than this version wants", way)
+    return Finding(Level.ok, "role", f"{name}: {ABOUT_JOBS if jobs else ABOUT}")
 
 
 def machines(account: Account, names: Names) -> list[str]:
@@ -66,7 +83,7 @@ def machines(account: Account, names: Names) -> list[str]:
 def remove(account: Account, names: Names) -> list[Done]:
     """Delete profile and role; what was not made for this stack stays."""
     iam, done = account.client("iam"), []
-    profile = _ask(iam.get_instance_profile, InstanceProfileName=names.role)
+    profile = ask(iam.get_instance_profile, GONE, InstanceProfileName=names.role)
     if profile is None:
         done.append(Done("absent", "profile", names.role))
     elif owner(profile["InstanceProfile"].get("Tags", [])) != names.stack:
@@ -85,7 +102,7 @@ def remove(account: Account, names: Names) -> list[Done]:
 def _without(account: Account, names: Names, role: str) -> Done:
     """Delete a role, if it was made for the stack."""
     iam = account.client("iam")
-    found = _ask(iam.get_role, RoleName=role)
+    found = ask(iam.get_role, GONE, RoleName=role)
     if found is None:
         return Done("absent", "role", role)
     if owner(found["Role"].get("Tags", [])) != names.stack:
@@ -100,24 +117,24 @@ def _role(
     account: Account, names: Names, role: str, trusted: Policy, wanted: Policy, allowed: str, described: str
 ) -> Done:
     iam = account.client("iam")
-    found = _ask(iam.get_role, RoleName=role)
+    found = ask(iam.get_role, GONE, RoleName=role)
     if found is None:
         iam.create_role(
             RoleName=role,
-            AssumeRolePolicyDocument=_text(trusted),
+            AssumeRolePolicyDocument=json.dumps(trusted),
             Tags=tags(names.stack),
             Description=described,
         )
-        iam.put_role_policy(RoleName=role, PolicyName=INLINE, PolicyDocument=_text(wanted))
+        iam.put_role_policy(RoleName=role, PolicyName=INLINE, PolicyDocument=json.dumps(wanted))
         return Done("made", "role", role, allowed)
     if owner(found["Role"].get("Tags", [])) != names.stack:
         raise UserError(f"role {role} is there and was not made for this stack: choose another stack name")
     changes = []
     if found["Role"]["AssumeRolePolicyDocument"] != trusted:
-        iam.update_assume_role_policy(RoleName=role, PolicyDocument=_text(trusted))
+        iam.update_assume_role_policy(RoleName=role, PolicyDocument=json.dumps(trusted))
         changes.append("who may take it on")
     if policy_of(account, role) != wanted:
-        iam.put_role_policy(RoleName=role, PolicyName=INLINE, PolicyDocument=_text(wanted))
+        iam.put_role_policy(RoleName=role, PolicyName=INLINE, PolicyDocument=json.dumps(wanted))
         changes.append("what it may do")
     more = [each["PolicyName"] for each in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]]
     about = f"it also has {', '.join(more)}, which somebody attached" if more else allowed
@@ -126,7 +143,7 @@ def _role(
 
 def _profile(account: Account, names: Names) -> Done:
     iam, about = account.client("iam"), f"carries the role; SkyPilot gives it to machines of stack {names.stack}"
-    found = _ask(iam.get_instance_profile, InstanceProfileName=names.role)
+    found = ask(iam.get_instance_profile, GONE, InstanceProfileName=names.role)
     if found is None:
         iam.create_instance_profile(InstanceProfileName=names.role, Tags=tags(names.stack))
         iam.get_waiter("instance_profile_exists").wait(
@@ -140,22 +157,3 @@ def _profile(account: Account, names: Names) -> Done:
     if found["InstanceProfile"]["Roles"][0]["RoleName"] != names.role:
         raise UserError(f"instance profile {names.role} carries another role: choose another stack name")
     return Done("found", "profile", names.role, about)
-
-
-def _ask(call: Any, **words: str) -> dict[str, Any] | None:
-    """Call IAM; None where it knows no such thing."""
-    from botocore.exceptions import ClientError
-
-    try:
-        found: dict[str, Any] = call(**words)
-    except ClientError as error:
-        if code(error) == "NoSuchEntity":
-            return None
-        raise
-    return found
-
-
-def _text(policy: Policy) -> str:
-    import json
-
-    return json.dumps(policy)

@@ -1,6 +1,6 @@
 """SageMaker for a stack: how its jobs are reached, what of them runs now, and the end of all of it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..common.findings import Finding, Level
@@ -11,10 +11,9 @@ from ..launch.sagemaker.images import gpus_of
 from ..pricing.cost import dollars
 from ..pricing.prices import aws_price
 from ..pricing.sagemaker import SOURCE, listed_price
-from . import role
-from .account import Account, connect, spoken
+from .account import Account, Check, connect, spoken
 from .names import Names
-from .policies import sagemaker as policy
+from .quotas import raised
 from .reporting import Done
 
 CLOUD = Cloud(connect=connect, spoken=spoken)
@@ -63,31 +62,19 @@ def _role(account: Account, name: str) -> str:
     return str(account.client("sagemaker").describe_training_job(TrainingJobName=name)["RoleArn"])
 
 
-def examine(
-    account: Account, names: Names, machine: Mapping[str, Any], store: Callable[[Account, Names], Finding]
-) -> Iterator[Finding]:
-    """Yield what a run on SageMaker would find: identity, machine, quota, price, bucket, role.
+def checks(account: Account, machine: Mapping[str, Any]) -> list[Check]:
+    """Return what is to be looked at of a run on SageMaker, beside bucket and role: machine, quota, price.
 
     Args:
         machine: keys of `compute`.
-        store: looks at the bucket.
     """
-    yield Finding(Level.ok, "identity", f"account {account.id}, {account.arn.split(':', 5)[5]}")
     kind, nodes, spot = str(machine["instance_type"]), int(machine.get("num_nodes") or 1), bool(machine.get("use_spot"))
     asked = f"{nodes} x {kind}" if nodes > 1 else kind
-    checks: list[tuple[str, Callable[[], Finding]]] = [
-        ("machine", lambda: _machine(kind, asked)),
-        ("quota", lambda: _quota(account, kind, nodes, spot)),
-        ("price", lambda: _price(account, kind, nodes, asked, machine.get("max_hourly_usd"))),
-        ("bucket", lambda: store(account, names)),
-        ("role", lambda: _execution_role(account, names)),
+    return [
+        ("machine", lambda: [_machine(kind, asked)]),
+        ("quota", lambda: [_quota(account, kind, nodes, spot)]),
+        ("price", lambda: [_price(account, kind, nodes, asked, machine.get("max_hourly_usd"))]),
     ]
-    for name, look in checks:
-        try:
-            with spoken(names.stack):
-                yield look()
-        except UserError as error:
-            yield Finding(Level.fail, name, str(error))
 
 
 def _machine(kind: str, asked: str) -> Finding:
@@ -108,10 +95,7 @@ def _quota(account: Account, kind: str, nodes: int, spot: bool) -> Finding:
     text = f"'{name}': {most}, {used} in use, {nodes} needed"
     if used + nodes <= most:
         return Finding(Level.ok, "quota", text)
-    way = (
-        f"`aws service-quotas request-service-quota-increase --service-code sagemaker --region {account.region} "
-        f"--quota-code {found['QuotaCode']} --desired-value {used + nodes}`, or another machine or region"
-    )
+    way = raised(account, "sagemaker", found["QuotaCode"], used + nodes)
     return Finding(Level.fail, "quota", text, way)
 
 
@@ -130,13 +114,3 @@ def _price(account: Account, kind: str, nodes: int, asked: str, limit: float | N
     if limit is not None and hourly > limit:
         return Finding(Level.fail, "price", f"{text}, more than max_hourly_usd={limit:g}", "a smaller machine")
     return Finding(Level.ok, "price", text)
-
-
-def _execution_role(account: Account, names: Names) -> Finding:
-    way = f"`python src/stack.py register {names.stack} --sagemaker` puts it right"
-    found = role.policy_of(account, names.sagemaker_role)
-    if found is None:
-        return Finding(Level.fail, "role", f"no execution role {names.sagemaker_role}", way)
-    if found != policy(names):
-        return Finding(Level.warn, "role", f"{names.sagemaker_role} may do other things than this version wants", way)
-    return Finding(Level.ok, "role", f"{names.sagemaker_role}: {role.ABOUT_JOBS}")
