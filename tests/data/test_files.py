@@ -64,7 +64,7 @@ def test_a_quoted_csv_text_may_span_lines(files, write):
 
 
 def test_an_open_quotation_mark_in_csv_is_an_error(files, write):
-    with pytest.raises(UserError, match=r"a\.csv, row 2: has 1 columns, the header 2 .*quotation mark"):
+    with pytest.raises(UserError, match=r"a\.csv, line 3: has 1 columns, the header 2 .*quotation mark"):
         read(files, write("a.csv", 'text,label\na,1\n"b,0\nc,1\n'))
 
 
@@ -85,7 +85,7 @@ def test_a_glob_reads_all_files_in_order_and_rows_keep_their_file(files, table, 
         table(name, rows(10, start))
     found, _ = read(files, str(tmp_path / "*.tsv"))
     assert found.text.to_pylist() == [text for text, _ in rows(30)]
-    assert found.where(14).endswith("b.tsv, row 5")
+    assert found.where(14).endswith("b.tsv, line 6")
 
 
 def test_files_of_different_kinds_become_one_split(files, table, rows, tmp_path):
@@ -152,7 +152,7 @@ def test_s3(files, monkeypatch):
         ("a.tsv", "sentence\tlabel\na\t0\n", r"data.text=text: no such column in .*a.tsv; it has: 'sentence', 'label'"),
         ("a.jsonl", '{"sentence": "a"}\n', r"data.text=text: no such column in .*a.jsonl; it has: 'sentence'"),
         ("a.tsv", "text\ttext\tlabel\na\tb\t0\n", r"the column 'text' stands there 2 times"),
-        ("a.tsv", "text\tlabel\na\t0\nb\tc\t1\n", r"a.tsv, row 2: has 3 columns, the header 2; data.bad_rows=drop"),
+        ("a.tsv", "text\tlabel\na\t0\nb\tc\t1\n", r"a.tsv, line 3: has 3 columns, the header 2; data.bad_rows=drop"),
         ("a.tsv", b"text\tlabel\na\t0\nb\xff\t1\n", r"a.tsv, line 3: broken UTF-8 \(byte 0xff\)"),
         ("a.csv", b"\xef\xbb\xbftext,label\na,0\nb\xe9,1\n", r"a.csv, line 3: broken UTF-8 \(byte 0xe9\)"),
         ("a.jsonl", b'{"text": "\xff"}', r"a.jsonl, line 1: broken UTF-8"),
@@ -160,8 +160,8 @@ def test_s3(files, monkeypatch):
         ("noending", "text\tlabel\na\t0\n", r"cannot tell what kind of file"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a.jsonl, line 2: is not valid JSON"),
         ("a.json", '[{"text": "a"},]', r"a.json: is not valid JSON"),
-        ("a.jsonl", '{"text": "a"}\n["a", 0]\n', r"a.jsonl, row 2: is no JSON object"),
-        ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', r"a.jsonl, row 1: 'label' is .*not one class"),
+        ("a.jsonl", '{"text": "a"}\n["a", 0]\n', r"a.jsonl, line 2: is no JSON object"),
+        ("a.jsonl", '{"text": "a", "label": {"x": 1}}\n', r"a.jsonl, line 1: 'label' is .*not one class"),
         ("a.parquet", b"PAR1 not really PAR1", r"a.parquet: is no readable Parquet file"),
         ("a.tsv.gz", gzip.compress(b"text\tlabel\n" * 50, mtime=0)[:-12], r"a.tsv.gz: is not a whole gzip file"),
     ],

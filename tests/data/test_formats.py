@@ -189,7 +189,7 @@ def test_files_without_a_line_of_names(write, kind):
     assert content(read(write(f"a.{kind}", body), columns=["text", "label"])) == lines
     if kind != "xlsx":
         bad = body + {"csv": "a,b,c\n", "tsv": "a\tb\tc\n"}[kind]
-        with pytest.raises(UserError, match=r", row 3: has 3 columns, the header 2"):
+        with pytest.raises(UserError, match=r", line 3: has 3 columns, the header 2"):
             read(write(f"b.{kind}", bad), columns=["text", "label"])
 
 

@@ -175,11 +175,11 @@ def test_paths_that_lead_nowhere_or_out_of_the_folder_are_named(what: str, tmp_p
     rows = [{"path": f"{name}/{n}.png", "label": name} for name in ("cat", "dog") for n in range(6)]
     rows.append({"path": make(folder), "label": "cat"})  # type: ignore[dict-item]
     (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=rf"table.jsonl, row 13: .*{message}"):
+    with pytest.raises(UserError, match=rf"table.jsonl, line 13: .*{message}"):
         read({"train": str(folder / "table.jsonl"), "image": "path"})
     if what == "outside":
         values = {"train": str(folder / "table.jsonl"), "image": "path"}
-        with pytest.raises(UserError, match=r"row 1: .* is not there"):
+        with pytest.raises(UserError, match=r"line 1: .* is not there"):
             read({**values, "image_folder": str(tmp_path)})
 
 

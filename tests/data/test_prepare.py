@@ -164,7 +164,7 @@ def test_a_test_file_without_label_column_counts_as_unlabelled(files, table, mod
 def test_a_partly_unlabelled_test_split_is_an_error(files, table, model):
     train = table("train.tsv", numbered(20))
     test = table("test.tsv", [*numbered(4, 30), ("this film", -1)])
-    with pytest.raises(UserError, match=r"test.tsv, row 5: has no label .*1 of 5 rows of test"):
+    with pytest.raises(UserError, match=r"test.tsv, line 6: has no label .*1 of 5 rows of test"):
         prepare(files(train, test=test), model, 1, {})
 
 
@@ -202,7 +202,7 @@ def test_rows_that_a_further_set_scores_are_dropped_from_train_too(files, table,
 
 def test_a_further_set_needs_labels(files, table, model):
     more = table("more.tsv", numbered(4, 60, names=("-1",)))
-    with pytest.raises(UserError, match=r"more.tsv, row 1: has no label"):
+    with pytest.raises(UserError, match=r"more.tsv, line 2: has no label"):
         prepare(files(table("train.tsv", numbered(60))), model, 1, {"more": more})
 
 
@@ -253,12 +253,12 @@ def test_pairs_have_token_types(files, table, model):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("", r"a.jsonl, row 4: the text is empty"),
-        (" \t\u00a0", r"a.jsonl, row 4: the text is only white space"),
-        (None, r"a.jsonl, row 4: the text is missing"),
-        (5, r"a.jsonl, row 4: 'text' is 5, not a text"),
-        (["a"], r"a.jsonl, row 4: 'text' is \[\"a\"\], not a text"),
-        ("\ud800", r"a.jsonl, row 4: 'text' holds broken Unicode .*"),
+        ("", r"a.jsonl, line 4: the text is empty"),
+        (" \t\u00a0", r"a.jsonl, line 4: the text is only white space"),
+        (None, r"a.jsonl, line 4: the text is missing"),
+        (5, r"a.jsonl, line 4: 'text' is 5, not a text"),
+        (["a"], r"a.jsonl, line 4: 'text' is \[\"a\"\], not a text"),
+        ("\ud800", r"a.jsonl, line 4: 'text' holds broken Unicode .*"),
     ],
 )
 def test_a_row_without_text_is_named_or_dropped(files, table, model, bad, message):
@@ -275,7 +275,7 @@ def test_a_row_without_text_is_named_or_dropped(files, table, model, bad, messag
 def test_rows_keep_their_number_after_bad_ones_were_dropped(files, table, model):
     rows = numbered(40)
     rows[3], rows[9] = ("", "0"), ("this film", "7")
-    with pytest.raises(UserError, match=r"a.tsv, row 10: label 7"):
+    with pytest.raises(UserError, match=r"a.tsv, line 11: label 7"):
         prepare(files(table("a.tsv", rows), bad_rows=BadRows.drop, labels=["0", "1"]), model, 1, {})
 
 
@@ -283,7 +283,7 @@ def test_rows_without_a_label_are_named_or_dropped(files, table, model):
     rows, more = numbered(40), numbered(8, 100)
     rows[3], more[1] = (rows[3][0], ""), (more[1][0], "-1")
     train, test = table("a.tsv", rows), table("t.tsv", more)
-    with pytest.raises(UserError, match=r"a.tsv, row 4: has no label .*; data.bad_rows=drop leaves such rows out"):
+    with pytest.raises(UserError, match=r"a.tsv, line 5: has no label .*; data.bad_rows=drop leaves such rows out"):
         prepare(files(train, test=test), model, 1, {})
     found = prepare(files(train, test=test, bad_rows=BadRows.drop), model, 1, {})
     assert (found.notes["dropped_bad_rows"], found.notes["rows_read"], len(found.test)) == (2, 39, 7)
@@ -499,10 +499,10 @@ def test_what_is_scored_keeps_its_own_text_and_place(files, table, rows, model):
     path = table("a.csv", [(f"  Film No. {n} or not?", label) for n, (_, label) in enumerate(rows(40))])
     found = prepare(files(path), model, 3, {"own": table("b.csv", rows(5, 100))})
     assert found.texts.keys() == {"validation", "test", "own"}
-    assert found.texts["own"][4] == {"text": "the film number 104 is good", "where": "b.csv, row 5"}
+    assert found.texts["own"][4] == {"text": "the film number 104 is good", "where": "b.csv, line 6"}
     for name in ("validation", "test"):
         assert len(found.texts[name]) == len(getattr(found, name))
         for row in found.texts[name]:
             number = int(row["where"].rpartition(" ")[2])
-            assert row == {"text": f"  Film No. {number - 1} or not?", "where": f"a.csv, row {number}"}
+            assert row == {"text": f"  Film No. {number - 2} or not?", "where": f"a.csv, line {number}"}
     assert found.train.samples[0][1] in ("0", "1") and found.train.samples[0][2].startswith("  Film No.")

@@ -31,7 +31,7 @@ def found_in(path, model, **more):
 
 def test_it_counts_what_a_person_would_count(odd_file, model):
     config, found = found_in(odd_file, model)
-    assert re.search(r"odd.csv, row 40: the text is empty; data.bad_rows=drop", found["refused"])
+    assert re.search(r"odd.csv, line 41: the text is empty; data.bad_rows=drop", found["refused"])
     splits = found["splits"]
     assert {name: split["rows"] for name, split in splits.items()} == {"train": 31, "validation": 4, "test": 4}
     assert sum(sum(split["classes"]) for split in splits.values()) == 39 and found["names"] == ["neg", "pos"]
@@ -44,7 +44,7 @@ def test_it_counts_what_a_person_would_count(odd_file, model):
     assert any("several labels" in line for line in found["oddities"])
     page = write_check(config, found)
     text = page.read_text()
-    assert "Training on this would end with" in text and "odd.csv, row" in text and "<script" not in text
+    assert "Training on this would end with" in text and "odd.csv, line" in text and "<script" not in text
     lines = check_summary(found, page)
     assert "2 classes: neg (19), pos (20)" in lines and str(page) in lines and "1 cut off at 16" in lines
 
@@ -54,7 +54,7 @@ def test_leaks_between_splits_are_shown_and_kept(table, rows, model):
     _, found = found_in(train, model, test=test)
     (leak,) = [leak for leak in found["leaks"] if (leak["of"], leak["in"]) == ("train", "test")]
     kept = {place for place, _, _ in leak["examples"]}
-    assert leak["count"] == len(kept) <= 3 and all(place.startswith("train.csv, row ") for place in kept)
+    assert leak["count"] == len(kept) <= 3 and all(place.startswith("train.csv, line ") for place in kept)
     assert found["refused"] == ""
 
 
@@ -89,7 +89,7 @@ def test_the_command_looks_and_trains_nothing(odd_file, tiny, tmp_path):
     command = [sys.executable, str(REPOSITORY / "src" / "run.py"), *words]
     env = {**os.environ, "SKYTUNE_HOME": str(home)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and "row 40: the text is empty" in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and "line 41: the text is empty" in done.stderr
     assert done.stderr.count("\n") == 1
     (page,) = re.findall(r"page: (\S+)", done.stdout)
     assert Path(page).is_file() and not (home / "runs").exists() and not (home / "zenml").exists()

@@ -78,7 +78,7 @@ def test_every_kind_of_file_gives_all_rows_and_columns_in_order(name: str, tmp_p
         for row in (shard.values if isinstance(shard.values, list) else shard.values.to_pylist())
     ]
     assert values == ROWS
-    assert shards[1].rows.where(2) == f"{tmp_path / name}, row 13"
+    assert shards[1].rows.where(2) == whole.where(12)
 
 
 @given(sizes=st.lists(st.integers(1, 7), max_size=9), rows=st.integers(1, 12), lists=st.booleans())
@@ -105,7 +105,7 @@ def test_long_texts_make_shards_of_fewer_rows(tmp_path: Path, monkeypatch: pytes
 
 def test_malformed_rows_are_named_or_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,text\n1,a\n2,b,c\n3,d\n")
-    with pytest.raises(UserError, match=r"a.csv, row 2: has 3 columns, the header 2.*data.bad_rows=drop"):
+    with pytest.raises(UserError, match=r"a.csv, line 3: has 3 columns, the header 2.*data.bad_rows=drop"):
         list(read_shards(str(tmp_path / "a.csv"), DataConfig(), COLUMNS, 10))
     (shard,) = read_shards(str(tmp_path / "a.csv"), DataConfig(bad_rows=BadRows.drop), COLUMNS, 10)
     assert shard.values["id"].to_pylist() == ["1", "3"] and shard.left_out == 1
@@ -150,5 +150,5 @@ def test_values_of_json_stay_what_they_are(tmp_path: Path) -> None:
 def test_a_cell_that_tsv_cannot_hold_is_named(tmp_path: Path) -> None:
     WRITERS["a.csv"](tmp_path / "a.csv")
     (shard,) = read_shards(str(tmp_path / "a.csv"), DataConfig(), COLUMNS, 100)
-    with pytest.raises(UserError, match=r"a.csv, row 2: a tab or a line break in a cell.*FILE.csv can"):
+    with pytest.raises(UserError, match=r"a.csv, line 3: a tab or a line break in a cell.*FILE.csv can"):
         write_shard(tmp_path / "out", shard, {"prediction": ["x"] * 25}, "tsv")

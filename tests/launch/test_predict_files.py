@@ -120,7 +120,7 @@ def test_a_row_without_a_text_is_named_and_the_same_command_goes_on_without_it(
         writer.writeheader()
         writer.writerows(lines)
     target = tmp_path / "out.csv"
-    with pytest.raises(UserError, match=r"new.csv, row 261: the text is only white space; data.bad_rows=drop"):
+    with pytest.raises(UserError, match=r"new.csv, line 300: the text is only white space; data.bad_rows=drop"):
         run(tiny_classifier, texts, target)
     assert not target.exists()
     (shards,) = (tmp_path / "skytune-home" / "runs").glob("*/shards")

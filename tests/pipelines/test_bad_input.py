@@ -207,11 +207,13 @@ BAD = [
     Case("empty", ["data.train=empty.csv"], "empty.csv: the file is empty"),
     Case("no text column", ["data.train=good.csv", "data.text=sentence"], "data.text=sentence: no such column in"),
     Case("no label column", ["data.train=good.csv", "data.label=class"], "data.label=class: no such column in"),
-    Case("empty text", ["data.train=hole.csv"], "hole.csv, row 121: the text is empty"),
-    Case("text is a number", ["data.train=number.jsonl"], "number.jsonl, row 2: 'text' is 5, not a text"),
+    Case("empty text", ["data.train=hole.csv"], "hole.csv, line 122: the text is empty"),
+    Case("text is a number", ["data.train=number.jsonl"], "number.jsonl, line 2: 'text' is 5, not a text"),
     Case("label outside", ["data.train=outside.csv", "data.labels=[schlecht,gut]"], "label 'lau' is not one of the 2"),
     Case(
-        "label 7 of 2", ["data.train=seven.csv", "data.labels=[schlecht,gut]"], "seven.csv, row 121: label 7 is not one"
+        "label 7 of 2",
+        ["data.train=seven.csv", "data.labels=[schlecht,gut]"],
+        "seven.csv, line 122: label 7 is not one",
     ),
     Case("one class", ["data.train=one.csv"], "all 120 rows have the label 'gut'"),
     Case("broken UTF-8", ["data.train=broken.csv"], "broken.csv, line 122: broken UTF-8 (byte 0xff)"),

@@ -1,8 +1,10 @@
 """The numbers of each task are scikit-learn's, SciPy's and seqeval's, on random and on degenerate rows."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import seqeval.metrics
@@ -16,6 +18,7 @@ from skytune.config import TaskConfig, UserError
 from skytune.data.batches import IGNORED, Ragged
 from skytune.tasks import Scoring, find_task
 from skytune.tasks.packaged_metrics import packaged
+from skytune.tasks.task import Shown
 
 NAMES = ["O", "B-a", "I-a", "B-b", "I-b"]
 
@@ -146,3 +149,20 @@ def test_numbers_that_are_not_finite_are_refused(task: str) -> None:
         targets = Ragged(np.array([0]), np.array([0, 1]))
     with pytest.raises(UserError, match="not finite"):
         scored(task, broken, targets, ["O", "B-a"])
+
+
+@pytest.mark.parametrize("name", ["regression", "multi-label", "token-classification"])
+def test_mistakes_say_where_they_stand(name: str) -> None:
+    """By the file's own line, where it is known; see `tests/data/test_lines.py` for what that is."""
+    own = [{"text": "a b", "where": "test.csv, line 9"}, {"text": "c d", "where": "test.csv, line 14"}]
+    split = datasets.Dataset.from_dict({"labels": [[0, 1]] * 2, "input_ids": [[1, 2]] * 2})
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: str(ids))
+    logits, targets = {
+        "regression": ([[0.0], [9.0]], np.array([[0.0], [1.0]])),
+        "multi-label": ([[-5.0, 5.0], [5.0, 5.0]], np.array([[0, 1], [0, 1]])),
+        "token-classification": ([[5.0, 0.0, 0.0, 5.0], [5.0, 0.0, 5.0, 0.0]], Ragged.of(np.array([[0, 1], [0, 1]]))),
+    }[name]
+    names = ["score"] if name == "regression" else ["O", "B-x"]
+    scoring = Scoring(names=names, shown=Shown(split, tokenizer, own=own))
+    found = find_task(TaskConfig(name=name)).score(Ragged.of(np.array(logits)), targets, scoring)
+    assert "test.csv, line 14" in str([section.values for section in found.sections])

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from .columns import (
     text_columns,
     wanted_columns,
 )
+from .lines import line_of_row, lines_of_rows
 from .rows import Rows, named_labels
 
 BLOCK = 64 * 1024 * 1024
@@ -163,8 +165,9 @@ def find_dialect(head: str, kind: str, config: DataConfig, columns: Columns | No
 
 
 def _csv(text: str, kind: str, path: str, config: DataConfig, columns: Columns) -> tuple[Rows, int]:
+    above = 0
     if mark := re.match(r'"?sep=(.)"?\r?\n', text):  # Excel's own way to say it
-        text = text[mark.end() :]
+        text, above = text[mark.end() :], 1
         config = dataclasses.replace(config, delimiter=config.delimiter or mark[1])
     dialect = find_dialect(text[:HEAD], kind, config, columns)
     header, quoted = dialect.header, dialect.quoted
@@ -178,19 +181,25 @@ def _csv(text: str, kind: str, path: str, config: DataConfig, columns: Columns) 
         table = pa.csv.read_csv(pa.BufferReader(text.encode()), **csv_options(dialect, config, wanted, bad))
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
+    left_out = [number - 1 for number, _, _ in bad]
+    named, style = int(not config.columns), (dialect.delimiter, quoted)
     if bad and config.bad_rows is BadRows.error:
-        raise malformed_row(path, bad[0], dialect, config)
+        line = above + line_of_row(io.StringIO(text, newline=""), *style, left_out[0], [])
+        raise malformed_row(path, line, bad[0], dialect)
+    lines = above + lines_of_rows(text, *style, table.num_rows + len(bad) + named, left_out)[named:]
     if not quoted and all(map(_in_quotes, table[wanted[0]][:SAMPLE].to_pylist())) and table.num_rows:
         log.warning(
             "data: the texts of %s stand in quotes, which are taken for a part of them; data.format=csv "
             "data.delimiter=tab reads them without",
             path,
         )
-    return rows_of_table(path, table, columns, header), len(bad)
+    rows = rows_of_table(path, table, columns, header)
+    rows.lines = {path: lines.__getitem__} if len(lines) == len(rows) else {}
+    return rows, len(bad)
 
 
-Malformed = tuple[int | None, int, str]
-"""Number of a line, how many columns it has, and its text."""
+Malformed = tuple[int, int, str]
+"""Number of a record (from 1, with the header), how many columns it has, and its text."""
 
 
 def csv_options(
@@ -226,12 +235,11 @@ def csv_options(
     }
 
 
-def malformed_row(path: str, bad: Malformed, dialect: Dialect, config: DataConfig) -> UserError:
-    """Return the error of a row that has another number of columns than the header."""
-    number, columns, line = bad
-    row = f", row {number - (not config.columns)}" if number else ""
+def malformed_row(path: str, line: int, bad: Malformed, dialect: Dialect) -> UserError:
+    """Return the error of a row, at a line, that has another number of columns than the header."""
+    _, columns, text = bad
     has = f"has {columns} columns, the header {len(dialect.header)}"
-    return UserError(f"{path}{row}: {has}{_why(line, dialect)}; data.bad_rows=drop leaves such rows out")
+    return UserError(f"{path}, line {line}: {has}{_why(text, dialect)}; data.bad_rows=drop leaves such rows out")
 
 
 def _in_quotes(text: str | None) -> bool:
@@ -250,7 +258,8 @@ def _why(line: str, dialect: Dialect) -> str:
 
 def _json(text: str, path: str, columns: Columns, array: bool) -> Rows:
     """Read JSON lines, or one JSON array of objects."""
-    records: list[dict[str, Any]] = []
+    records: list[Any] = []
+    lines: list[int] = []
     if array and text.lstrip().startswith("["):
         try:
             records = load_json(text, largest=len(text))
@@ -261,15 +270,17 @@ def _json(text: str, path: str, columns: Columns, array: bool) -> Rows:
             if line.strip():
                 try:
                     records.append(load_json(line))
+                    lines.append(number)
                 except ValueError as error:
                     raise UserError(f"{path}, line {number}: is not valid JSON: {error}") from error
-    for number, record in enumerate(records, 1):
+    for number, record in enumerate(records):
         if not isinstance(record, dict):
-            raise UserError(f"{path}, row {number}: is no JSON object with the columns as keys")
+            where = f"line {lines[number]}" if lines else f"row {number + 1}"
+            raise UserError(f"{path}, {where}: is no JSON object with the columns as keys")
     present = list(dict.fromkeys(name for record in records for name in names_of(record)))
     wanted = wanted_columns(present, path, columns)
     values = {name: [inside(record, name) for record in records] for name in wanted}
-    return rows_of_values(path, values, columns, present)
+    return rows_of_values(path, values, columns, present, lines)
 
 
 def names_of(record: dict[str, Any], prefix: str = "") -> list[str]:
@@ -295,17 +306,21 @@ def inside(record: Any, name: str) -> Any:
     return None
 
 
-def rows_of_values(path: str, values: dict[str, list[Any]], columns: Columns, present: list[str]) -> Rows:
-    """Return rows of columns whose values may be of any type."""
+def rows_of_values(
+    path: str, values: dict[str, list[Any]], columns: Columns, present: list[str], lines: Sequence[int] = ()
+) -> Rows:
+    """Return rows of columns whose values may be of any type; `lines`: where they begin, in a file that has lines."""
     odd: dict[int, str] = {}
     mixed = {name for c in columns if c.kind == "text" and is_template(c.name) for name in fields(c.name)}
     kinds = {column.name: column.kind for column in columns if column.kind != "text"}
     found = {
-        name: _values(each, path, name, kinds[name]) if name in kinds else texts_of(each, name, odd, name in mixed)
+        name: _values(each, path, name, kinds[name], lines)
+        if name in kinds
+        else texts_of(each, name, odd, name in mixed)
         for name, each in values.items()
     }
     rows = rows_of_table(path, pa.table(found), columns, present)
-    rows.odd = odd
+    rows.odd, rows.lines = odd, {path: lines.__getitem__} if lines else {}
     return rows
 
 
@@ -324,10 +339,11 @@ def texts_of(values: list[Any], name: str, odd: dict[int, str], mixed: bool) -> 
     return pa.chunked_array([pa.array(values, pa.large_string())])
 
 
-def _values(values: list[Any], path: str, name: str, kind: str) -> pa.ChunkedArray:
+def _values(values: list[Any], path: str, name: str, kind: str, lines: Sequence[int]) -> pa.ChunkedArray:
     for row, value in enumerate(values):
         if isinstance(value, (dict, list)) and kind == "label":
-            raise UserError(f"{path}, row {row + 1}: '{name}' is {json.dumps(value)[:40]}, not one class")
+            where = f"line {lines[row]}" if lines else f"row {row + 1}"
+            raise UserError(f"{path}, {where}: '{name}' is {json.dumps(value)[:40]}, not one class")
     types = {type(value) for value in values if value is not None}
     if len(types) > 1 and not types & {dict, list} and (kind == "label" or not types <= {int, float}):
         values = [None if value is None else str(value) for value in values]

@@ -43,8 +43,8 @@ class Prepared:
     """Names of the classes, or outputs, in their order."""
 
     texts: dict[str, Any]
-    """By evaluation split, a `datasets.Dataset` of its own texts: `text`, and `where` each stands (`reviews.csv, row
-    5`). Splits whose rows are no longer those of the file are left out."""
+    """By evaluation split, a `datasets.Dataset` of its own texts: `text`, and `where` each stands (`reviews.csv, line
+    6`). Splits whose rows are no longer those of the file are left out."""
 
     notes: Notes
     """What happened on the way: rows read, dropped, truncated; where validation and test came from."""

@@ -1,6 +1,7 @@
 """Rows of one split as they were read: texts and raw labels in Arrow columns, and where every row came from."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,9 @@ class Rows:
     parts: list[tuple[str, int]] = field(default_factory=list)
     """The files that the rows came from, and how many came from each, in order."""
 
+    lines: dict[str, Callable[[int], int]] = field(default_factory=dict)
+    """By file, what gives the line at which one of its rows (from 0) begins; of files that have lines."""
+
     more: dict[str, pa.ChunkedArray] = field(default_factory=dict)
     """Further columns that a task reads, by their role."""
 
@@ -55,11 +59,12 @@ class Rows:
         return 0
 
     def where(self, position: int) -> str:
-        """Return how a person finds a row: `train.tsv, row 5` (rows count from 1, without the header)."""
+        """Return how a person finds a row: `train.tsv, line 6`, as an editor shows it; of files without lines
+        `train.parquet, row 5`, from 1."""
         row = int(position if self.number is None else self.number[position])
         for name, count in self.parts:
             if row < count:
-                return f"{name}, row {row + 1}"
+                return f"{name}, line {self.lines[name](row)}" if name in self.lines else f"{name}, row {row + 1}"
             row -= count
         return f"{self.name}, row {row + 1}"
 
@@ -113,6 +118,7 @@ def concatenate(parts: list[Rows], name: str) -> Rows:
     whole = Rows(name=name, parts=entries, columns=parts[0].columns, names=declared or None)
     start = 0
     for part in parts:
+        whole.lines |= part.lines
         whole.odd |= {start + row: value for row, value in part.odd.items()}
         start += len(part)
     for key in ("text", "pair", "label", *dict.fromkeys(role for part in parts for role in part.more)):

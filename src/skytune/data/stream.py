@@ -9,9 +9,10 @@ import io
 import itertools
 import lzma
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from .formats import (
     rows_of_values,
 )
 from .images import IMAGE, image_rows, is_image, root_of
+from .lines import line_of_row
 from .rows import Rows
 
 KEY = "predict.input"
@@ -104,8 +106,8 @@ def read_shards(spec: str, config: DataConfig, columns: Columns, rows: int) -> I
         yield from _images([path for _, path in files if is_image(path)], spec, columns, rows)
         return
     for system, path in files:
-        start, shard, bad = 0, None, list[Malformed]()
-        for values in _regrouped(_blocks(system, path, config, columns, bad), rows):
+        start, shard, bad, lines = 0, None, list[Malformed](), dict[str, Callable[[int], int]]()
+        for values in _regrouped(_blocks(system, path, config, columns, bad, lines), rows):
             if shard is not None:
                 yield shard
             present = values.column_names if isinstance(values, pa.Table) else _keys(values)
@@ -116,6 +118,7 @@ def read_shards(spec: str, config: DataConfig, columns: Columns, rows: int) -> I
                 raise UserError(f"{path}: its columns ({here}) are not those of {first} ({there}): predict it apart")
             found = _texts(path, values, columns)
             found.parts, found.number = [(path, start + len(values))], np.arange(start, start + len(values))
+            found.lines = lines
             shard = Shard(next(numbers), found, header, values)
             start += len(values)
         if shard is None:
@@ -174,8 +177,21 @@ def _cut(values: Values, rows: int) -> int:
     return max(1, int(np.searchsorted(np.cumsum(sizes), MOST_BYTES, side="right"))) if len(head) else 0
 
 
-def _blocks(system: Any, path: str, config: DataConfig, columns: Columns, bad: list[Malformed]) -> Iterator[Values]:
-    """Yield the rows of one file in blocks as they come; `bad` takes those that are left out."""
+def _blocks(
+    system: Any,
+    path: str,
+    config: DataConfig,
+    columns: Columns,
+    bad: list[Malformed],
+    lines: dict[str, Callable[[int], int]],
+) -> Iterator[Values]:
+    """Yield the rows of one file in blocks as they come; `bad` takes what is left out, `lines` as `Rows.lines`."""
+
+    def line_of(style: tuple[str | None, bool], left_out: Iterable[int], row: int) -> int:
+        with _opened(system, path) as (file, _):
+            text = io.TextIOWrapper(file, encoding=_encoding(head, path, config), newline="")
+            return line_of_row(text, *style, row, left_out)
+
     try:
         with _opened(system, path) as (file, name):
             head = file.read(HEAD)
@@ -188,14 +204,20 @@ def _blocks(system: Any, path: str, config: DataConfig, columns: Columns, bad: l
                 opened = pa.ipc.open_file if head.startswith(b"ARROW1") else pa.ipc.open_stream
                 yield opened(pa.BufferReader(file.read())).read_all()
             elif kind == "xlsx":
-                header, lines = read_sheet(file.read(), path, config, columns)
-                cells = [[cell(v, False) for v in line] + [None] * (len(header) - len(line)) for line in lines]
+                header, sheet = read_sheet(file.read(), path, config, columns)
+                cells = [[cell(v, False) for v in line] + [None] * (len(header) - len(line)) for line in sheet]
                 found = zip(*cells, strict=False) if cells else [()] * len(header)
                 yield pa.table([pa.array(column, pa.large_string()) for column in found], names=header)
             elif kind in ("csv", "tsv"):
-                yield from _csv(file, head, kind, path, config, columns, bad)
+                yield from _csv(file, head, kind, path, config, columns, bad, lines, line_of)
+            elif not (kind == "json" and _is_array(head, path, config)):
+                lines[path] = partial(line_of, (None, False), ())
+                yield from _json(file, path, _encoding(head, path, config))
             else:
-                yield from _json(file, head, kind, path, config)
+                records = _parsed(decode(file.read(), path, config.encoding), path, list)
+                if not all(isinstance(record, dict) for record in records):
+                    raise UserError(f"{path}: holds something else than objects with the columns as keys")
+                yield records
     except UserError:
         raise
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, UnicodeError) as error:
@@ -228,7 +250,15 @@ def _encoding(head: bytes, path: str, config: DataConfig) -> str:
 
 
 def _csv(
-    file: Any, head: bytes, kind: str, path: str, config: DataConfig, columns: Columns, bad: list[Malformed]
+    file: Any,
+    head: bytes,
+    kind: str,
+    path: str,
+    config: DataConfig,
+    columns: Columns,
+    bad: list[Malformed],
+    lines: dict[str, Callable[[int], int]],
+    line_of: Callable[[tuple[str | None, bool], Iterable[int], int], int],
 ) -> Iterator[pa.Table]:
     encoding = _encoding(head, path, config)
     text = head.decode(encoding, errors="ignore").removeprefix("\ufeff")
@@ -237,22 +267,20 @@ def _csv(
         line, _, text = text.partition("\n")
         config = replace(config, delimiter=config.delimiter or line.lstrip('"')[4])
     dialect = find_dialect(text, kind, config, columns)
+    style, before = (dialect.delimiter, dialect.quoted), skipped + (not config.columns)
+    lines[path] = lambda row: line_of(style, [number - 1 for number, _, _ in bad], row + before)
     options = csv_options(dialect, config, dialect.header, bad, block_size=BLOCK, skip_rows=skipped, encoding=encoding)
     for batch in pa.csv.open_csv(file, **options):
         if bad and config.bad_rows is BadRows.error:
-            raise malformed_row(path, bad[0], dialect, config)
+            raise malformed_row(path, line_of(style, [], bad[0][0] - 1), bad[0], dialect)
         yield pa.table(batch)
 
 
-def _json(file: Any, head: bytes, kind: str, path: str, config: DataConfig) -> Iterator[list[dict[str, Any]]]:
-    encoding = _encoding(head, path, config)
-    if kind == "json" and head.decode(encoding, errors="ignore").lstrip("\ufeff \r\n\t").startswith("["):
-        text = decode(file.read(), path, config.encoding)
-        records = _parsed(text, path, list)
-        if not all(isinstance(record, dict) for record in records):
-            raise UserError(f"{path}: holds something else than objects with the columns as keys")
-        yield records
-        return
+def _is_array(head: bytes, path: str, config: DataConfig) -> bool:
+    return head.decode(_encoding(head, path, config), errors="ignore").lstrip("\ufeff \r\n\t").startswith("[")
+
+
+def _json(file: Any, path: str, encoding: str) -> Iterator[list[dict[str, Any]]]:
     lines = enumerate(io.TextIOWrapper(file, encoding=encoding, newline="\n"), 1)
     while some := list(itertools.islice(lines, LINES)):
         yield [_parsed(line, f"{path}, line {number}", dict) for number, line in some if line.strip()]

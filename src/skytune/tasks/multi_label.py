@@ -17,7 +17,7 @@ from ..data.tokens import with_labels
 from ..models.head import Head
 from .metrics import Answers, best_threshold, measure
 from .packaged_metrics import packaged
-from .task import Collected, Scored, Scoring, Section, Task, dense
+from .task import Collected, Scored, Scoring, Section, Task, dense, texts_at
 from .text_classification import collect
 
 SEPARATOR = ";"
@@ -200,15 +200,17 @@ def _by_class(scoring: Scoring, found: np.ndarray, truth: np.ndarray) -> dict[st
 
 
 def _mistakes(scoring: Scoring, shares: np.ndarray, found: np.ndarray, truth: np.ndarray) -> Section:
-    assert scoring.shown is not None
     off = np.where(found != truth, np.abs(shares - truth), 0).max(axis=1)
     worst = [int(row) for row in np.argsort(-off, kind="stable")[:MISTAKES] if off[row] > 0]
 
     def told(held: np.ndarray) -> str:
         return ", ".join(name for name, there in zip(scoring.names, held, strict=True) if there) or "none"
 
-    rows = [[str(scoring.shown[row])[:2000], told(truth[row]), told(found[row])] for row in worst]
-    return Section("table", {"columns": ["text", "true", "predicted"], "rows": rows}, "Most confident mistakes")
+    texts = zip(worst, texts_at(scoring, worst), strict=True)
+    rows = [[*shown, told(truth[row]), told(found[row])] for row, shown in texts]
+    return Section(
+        "table", {"columns": ["text", "where", "true", "predicted"], "rows": rows}, "Most confident mistakes"
+    )
 
 
 def predicted(collected: Collected, scoring: Scoring) -> dict[str, list[Any]]:

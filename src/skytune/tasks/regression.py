@@ -20,7 +20,7 @@ from ..models.head import Head
 from ..models.outputs import logits_of
 from .metrics import Answers, measure
 from .packaged_metrics import packaged
-from .task import Collected, Scored, Scoring, Section, Task, dense
+from .task import Collected, Scored, Scoring, Section, Task, dense, texts_at
 
 if TYPE_CHECKING:
     import torch
@@ -196,16 +196,15 @@ def _by_output(names: list[str], found: np.ndarray, truth: np.ndarray) -> Sectio
 
 
 def _mistakes(scoring: Scoring, found: np.ndarray, truth: np.ndarray, std: np.ndarray) -> Section:
-    assert scoring.shown is not None
     off = np.abs((found - truth) / std).mean(axis=1)
     worst = np.argsort(-off, kind="stable")[:MISTAKES]
     rows = [
-        [str(scoring.shown[int(row)])[:2000], *(v for pair in zip(truth[row], found[row], strict=True) for v in pair)]
-        for row in worst
+        [*texts, *(v for pair in zip(truth[row], found[row], strict=True) for v in pair)]
+        for row, texts in zip(worst, texts_at(scoring, worst), strict=True)
     ]
     one = len(scoring.names) == 1
     columns = [f"{what}{'' if one else f' {name}'}" for name in scoring.names for what in ("true", "predicted")]
-    return Section("table", {"columns": ["text", *columns], "rows": rows}, "Furthest off")
+    return Section("table", {"columns": ["text", "where", *columns], "rows": rows}, "Furthest off")
 
 
 def predicted(collected: Collected, scoring: Scoring) -> dict[str, list[Any]]:

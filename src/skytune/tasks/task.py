@@ -39,8 +39,9 @@ class Shown(Sequence[Any]):
         return Shown(self.split, self.tokenizer, rows, self.own)
 
     def where(self, place: int) -> str:
-        """Return where a row stands: `reviews.csv, row 5`."""
-        return str(self.own[self._number(place)]["where"])
+        """Return where a row stands: `reviews.csv, line 6`; of a split that is no file's, its number."""
+        number = self._number(place)
+        return f"row {number + 1}" if self.own is None else str(self.own[number]["where"])
 
     def _number(self, place: Any) -> int:
         return int(place if self.rows is None else self.rows[place])
@@ -136,6 +137,15 @@ def dense(values: "np.ndarray | Ragged", kind: Any) -> np.ndarray:
     """Return rows that all have one length as an array [n, k] of a type."""
     found = values.dense() if isinstance(values, Ragged) else values
     return np.asarray(found.reshape(len(found), -1), dtype=kind)
+
+
+def texts_at(scoring: Scoring, rows: np.ndarray | Sequence[int]) -> list[tuple[str, str]]:
+    """Return the texts of some rows that are shown, and where each stands."""
+    shown, found = scoring.shown, []
+    assert shown is not None
+    for row in map(int, rows):
+        found.append((str(shown[row])[:2000], shown.where(row) if isinstance(shown, Shown) else f"row {row + 1}"))
+    return found
 
 
 def no_columns(collected: Collected, scoring: Scoring) -> dict[str, list[Any]]:

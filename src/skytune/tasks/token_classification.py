@@ -206,7 +206,8 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
     wrong = [row for row in range(rows) if predictions[row] != references[row]]
     wrong.sort(key=lambda row: -sum(a != b for a, b in zip(predictions[row], references[row], strict=True)))
     parts = [
-        {"row": row, "parts": _parts(scoring.shown, row, references[row], predictions[row])} for row in wrong[:EXAMPLES]
+        {"where": scoring.shown.where(row), "parts": _parts(scoring.shown, row, references[row], predictions[row])}
+        for row in wrong[:EXAMPLES]
     ]
     note = f"{len(parts)} of {len(wrong):,} rows with a mistake"
     return Scored(
