@@ -56,9 +56,78 @@ def test_what_was_cut_short_goes_on(model: Path, monkeypatch: pytest.MonkeyPatch
     assert len(sent) == 5
     (model / "model.safetensors").write_text("other weights".ljust((model / "model.safetensors").stat().st_size))
     copy_to(model, upload, FAST)
-    assert sent[5:] == ["model.safetensors"]
+    assert sent[5:] == ["model.safetensors", "config.json"]
     found = {name: system.cat_file(f"/models/mine/{name}") for name in contents(model)}
     assert found == contents(model)
+
+
+def test_what_a_model_before_left_is_not_loaded_with_this_one(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "there"
+    (model / "adapter_config.json").write_text("{}")
+    copy_to(model, UploadConfig(url=str(target)))
+    (model / "adapter_config.json").unlink()
+    (target / "notes.md").write_text("somebody's")
+    copy_to(model, UploadConfig(url=str(target)))
+    assert not (target / "adapter_config.json").exists(), "an upload put it there"
+    assert (target / "notes.md").read_text() == "somebody's"
+    (target / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"there: holds adapter_config\.json, .*: remove it, or name another folder$"):
+        copy_to(model, UploadConfig(url=str(target)), FAST)
+    assert (target / "SHA256SUMS").is_file(), "nothing was changed"
+
+
+def test_a_list_of_sums_names_no_file_outside_of_its_folder(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "there").mkdir()
+    outside = (f"{'0' * 64}  ../mine.txt", f"{'0' * 64}  {tmp_path}/mine.txt", f"{'0' * 64}  a/../../mine.txt")
+    (tmp_path / "there" / "SHA256SUMS").write_text("\n".join(outside))
+    copy_to(model, UploadConfig(url=str(tmp_path / "there")))
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_file_that_was_changed_there_is_sent_again(model: Path, tmp_path: Path) -> None:
+    copy_to(model, UploadConfig(url=str(tmp_path / "there")))
+    weights = tmp_path / "there" / "model.safetensors"
+    weights.write_text("other".ljust(weights.stat().st_size))
+    copy_to(model, UploadConfig(url=str(tmp_path / "there")))
+    assert contents(tmp_path / "there") == contents(model)
+
+
+def test_half_of_one_model_and_half_of_another_is_no_model(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsspec.implementations.local import LocalFileSystem
+
+    target, put, sent = tmp_path / "there", LocalFileSystem.put_file, list[str]()
+    copy_to(model, UploadConfig(url=str(target)))
+    for file in ("model.safetensors", "more/notes.txt"):
+        (model / file).write_text("another model's")
+
+    def breaking(self: Any, source: str, there: str, **more: Any) -> None:
+        if sent:
+            raise PermissionError("the disk's owner")
+        sent.append(there)
+        put(self, source, there, **more)
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", breaking)
+    with pytest.raises(UserError, match="the disk's owner"):
+        copy_to(model, UploadConfig(url=str(target)), FAST)
+    assert sent, "one file of the other model is there"
+    assert not (target / "SHA256SUMS").exists() and not (target / "config.json").exists()
+    monkeypatch.undo()
+    copy_to(model, UploadConfig(url=str(target)), FAST)
+    assert contents(target) == contents(model) and (target / "SHA256SUMS").is_file()
+
+
+def test_a_model_before_is_not_loaded_from_the_hub_either(model: Path, hub: Any) -> None:
+    (model / "adapter_config.json").write_text("{}")
+    copy_to(model, UploadConfig(url="hf://me/mine"), FAST)
+    copy_to(model, UploadConfig(url="hf://me/mine/folder"), FAST)
+    (model / "adapter_config.json").unlink()
+    copy_to(model, UploadConfig(url="hf://me/mine"), FAST)
+    found = on_hub(hub.files("me/mine"))
+    assert "adapter_config.json" not in found and "folder/adapter_config.json" in found
+    assert {name: data for name, data in found.items() if not name.startswith("folder/")} == contents(model)
 
 
 def test_to_the_hub(model: Path, hub: Any) -> None:

@@ -1,7 +1,8 @@
 """Copies a model's folder to where it is wanted: any fsspec URL, or a repository on the Hub. What was cut short goes on
-where it stopped: the Hub knows files by their content, elsewhere `SHA256SUMS` lists what has arrived."""
+where it stopped: files are known by their content."""
 
 import contextlib
+import hashlib
 import logging
 import os
 import time
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SUMS = "SHA256SUMS"
-"""What `sha256sum --check` reads."""
+"""What `sha256sum --check` reads; it comes last, so that a folder without it is a half of something."""
+
+CONFIGURATIONS = ("adapter_config.json", "config.json")
+"""What transformers looks for first."""
 
 
 def check_address(url: str) -> None:
@@ -79,10 +83,15 @@ def move_tag(url: str, tag: str, commit: str) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the files' names; whoever finds the configuration, which comes last, finds the weights as well."""
+    """Return the files' names; whoever finds a configuration, which comes last, finds the weights as well."""
     files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     shown = [file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts)]
-    return sorted(shown, key=lambda name: (name == "config.json", name))
+    return sorted(shown, key=lambda name: (name in CONFIGURATIONS, name))
+
+
+def _loaded(name: str) -> bool:
+    """Return whether a file is one that a model beside it would be loaded with."""
+    return "/" not in name and name.endswith((".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"))
 
 
 def _to_files(folder: Path, upload: UploadConfig) -> dict[str, str]:
@@ -91,33 +100,35 @@ def _to_files(folder: Path, upload: UploadConfig) -> dict[str, str]:
     system, root = fsspec.core.url_to_fs(resolve_secrets(upload.url))
     root = root.rstrip("/")
     system.invalidate_cache()
-    listed: dict[str, str] = {}
+    sums, before = {name: hash_file(folder / name) for name in _files(folder)}, set[str]()
     with contextlib.suppress(FileNotFoundError):
-        for line in system.cat_file(f"{root}/{SUMS}").decode(errors="replace").splitlines():
-            digest, _, name = line.partition("  ")
-            listed[name] = digest
-    sums = {name: hash_file(folder / name) for name in _files(folder)}
+        lines = system.cat_file(f"{root}/{SUMS}").decode(errors="replace").splitlines()
+        before = {line.partition("  ")[2] for line in lines} - {""}
+    there = {name.removeprefix(f"{root}/") for name in system.find(root)} if system.exists(root) else set[str]()
+    if odd := sorted(name for name in there - before - {*sums, SUMS} if _loaded(name)):
+        raise UserError(
+            f"upload.url={upload.url}: holds {odd[0]}, which would be loaded with this model and is no part of it: "
+            "remove it, or name another folder"
+        )
 
-    def arrived(name: str) -> bool:
-        if listed.get(name) != sums[name]:
+    def same(name: str) -> bool:
+        if name not in there or system.size(f"{root}/{name}") != (folder / name).stat().st_size:
             return False
-        with contextlib.suppress(FileNotFoundError):
-            return bool(system.info(f"{root}/{name}")["size"] == (folder / name).stat().st_size)
-        return False
+        with system.open(f"{root}/{name}") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sums[name]
 
-    def note(names: list[str]) -> None:
-        system.makedirs(root, exist_ok=True)
-        system.pipe_file(f"{root}/{SUMS}", "".join(f"{sums[name]}  {name}\n" for name in names).encode())
-
-    done = [name for name in sums if arrived(name)]
-    if len(done) < len(sums):
-        note(done)  # what is being written now may be half of something else
-    for name in sums:
-        if name not in done:
-            target = f"{root}/{name}"
-            system.makedirs(target.rpartition("/")[0], exist_ok=True)
-            system.put_file(str(folder / name), target)
-            note(done := [*done, name])
+    stale, missing = sorted(there & before - set(sums)), [name for name in sums if not same(name)]
+    if not (stale or missing or SUMS not in there):
+        return {}
+    # From here on, until the sums are there again, the folder is no model: it has nothing that says how to load it.
+    for name in dict.fromkeys((*CONFIGURATIONS, *stale, SUMS)):
+        if name in there:
+            system.rm_file(f"{root}/{name}")
+    for name in dict.fromkeys((*missing, *(name for name in CONFIGURATIONS if name in sums))):
+        target = f"{root}/{name}"
+        system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        system.put_file(str(folder / name), target)
+    system.pipe_file(f"{root}/{SUMS}", "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode())
     return {}
 
 
@@ -144,6 +155,7 @@ def _to_hub(folder: Path, upload: UploadConfig) -> dict[str, str]:
     tagged = _tags(api, repo).get(upload.tag) if upload.tag else None
     if tagged not in (None, api.repo_info(repo, revision=upload.revision).sha):
         raise _taken(upload, str(tagged))  # before anything is sent
+    there = [name.removeprefix(f"{inside}/") for name in api.list_repo_files(repo, revision=upload.revision)]
     try:
         commit = api.upload_folder(
             repo_id=repo,
@@ -152,6 +164,7 @@ def _to_hub(folder: Path, upload: UploadConfig) -> dict[str, str]:
             revision=upload.revision,
             commit_message="Upload the trained model",
             allow_patterns=_files(folder),
+            delete_patterns=[name for name in there if _loaded(name)],  # but for those that are sent
         ).oid
     except RuntimeError as error:  # around what went wrong with a large file, of which it says nothing
         raise error.__cause__ or error from None
