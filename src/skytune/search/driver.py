@@ -99,6 +99,9 @@ class Search:
         with ExitStack() as stack:
             money = self.design.max_usd if self.machines else None  # of this machine it is time
             watch = stack.enter_context(Watch(self.store, money, self.spent() or 0.0, deadline, limit(self.config)))
+            if self.machines:
+                self.machines.open(watch)
+                stack.callback(self.machines.close)
             self.slots = stack.enter_context(Slots(self.config, self.launcher))
             runner = TrialRunner(self, watch, self.slots)
             self.crew = Crew(runner.run_leg, watch.stop, self.design.at_once)
@@ -122,6 +125,8 @@ class Search:
             if self.stopped:
                 return
             going = best(self.record.standing(rung - 1), self.ladder.places(rung, self.trials), maximize=self.maximize)
+            if self.machines:
+                self.machines.shrink(max(len(going) * len(self.space.repetitions), 2 * self.design.confirm))
             for trial in (self.record.trial(number_) for number_ in sorted(going)):
                 self._start(trial, rung)
             self.crew.wait()

@@ -1,23 +1,27 @@
 """Trials on machines that SkyPilot brings: what one of them costs, and what all may cost.
 
-Every part of a trial, from one rung to the next, has machines of its own (`compute.num_nodes` of them), which are taken
-down at its end; `search.machines` parts run at once. What is taken away is brought up again by the launcher, and goes
-on from the store, as a trial does on its next rung.
+`search.machines` clusters (`compute.num_nodes` machines each) take trials, from one rung to the next, until none is
+left. What is taken away is brought up again by the launcher, and goes on from the store, as a trial does on its next
+rung.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..common.text import duration
 from ..config import ConfigError, NotReachable, RunConfig
 from ..config.schema.sagemaker import PREFIX
+from ..job import read_json
 from ..launch import Launcher, SkyPilotLauncher
 from ..launch.remote.machine import ROLE, STORE, merged
-from ..pricing.cost import Cost, dollars
+from ..launch.skypilot.kept import KeptClusters
+from ..pricing.cost import Cost, attempt_of, dollars
 from ..pricing.prices import Price
+from ..study.cell_runner import Watch
 from ..study.cells import Cell
 from ..study.plan import LEAST_S
-from ..study.store import ResultsStore, attempts_of
+from ..study.store import BESIDES, ResultsStore, attempts_of
 
 
 def check_machines(config: RunConfig) -> None:
@@ -54,10 +58,39 @@ class Machines:
                 "must lie where all reach them; give checkpoint.store=s3://BUCKET/PATH"
             )
         self.price = self._price()
+        self.kept: KeptClusters | None = None
+
+    def open(self, watch: Watch) -> None:
+        """Make ready to bring machines up, or to find those of a driver that was killed.
+
+        Args:
+            watch: told what machines cost while no trial runs there.
+        """
+        folder = watch.store.path
+        digits = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        name = f"skytune-{folder.name[:24].strip('-._')}-{digits}".replace("_", "-")
+        names = [f"{name}-{number}" for number in range(self.config.search.machines or 0)]
+        seen = [start["seen"] for path in (folder / "attempts").glob("*.json") for start in read_json(path)]
+        self.kept = kept = KeptClusters(names, folder, max(seen, default=0.0), watch.besides_cells)
+        watch.besides = lambda: kept.idle_usd
 
     def launcher(self) -> Launcher:
-        """Return what brings machines for one trial."""
-        return SkyPilotLauncher(self.stack)
+        """Return what brings machines for trials."""
+        return SkyPilotLauncher(self.stack, self.kept)
+
+    def shrink(self, most: int) -> None:
+        """Take down, meanwhile, what is free beyond so many: no more trials will run at once."""
+        if self.kept:
+            self.kept.shrink(most)
+
+    def close(self) -> None:
+        """Take all machines down.
+
+        Raises:
+            UserError: some may still run; it says which.
+        """
+        if self.kept:
+            self.kept.close()
 
     def _price(self) -> Price:
         """Return the most that an hour of a trial's machines costs."""
@@ -105,5 +138,8 @@ class Machines:
 
 
 def spent(store: ResultsStore, cells: Iterable[Cell], price: Price) -> float:
-    """Return the dollars of all starts of some cells."""
-    return sum(Cost(attempts_of(store, cell, price)).usd or 0.0 for cell in cells)
+    """Return the dollars of all starts of some cells, and of machines while none ran there."""
+    besides = [attempt_of(entry) for start in store.starts(BESIDES) for entry in start.get("recorded") or []]
+    return sum(
+        Cost(attempts).usd or 0.0 for attempts in (besides, *(attempts_of(store, cell, price) for cell in cells))
+    )

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..launch.sagemaker import SageMakerLauncher
 from ..pricing.cost import Attempt, Cost
 from .dataset_cache import DATA, MODEL, Splits, model_print, too_few
 from .plan import LEAST_S, Planned
-from .store import ResultsStore, attempts_of, recorded_by
+from .store import BESIDES, ResultsStore, attempts_of, recorded_by
 from .table import done_row, ended_row
 
 LOOK = 1.0
@@ -73,6 +74,8 @@ class Watch:
         """`time.monotonic` at which nothing may run any more, None for never."""
         self.limit = limit
         """The key that sets the deadline, with its value."""
+        self.besides: Callable[[], float] = lambda: 0.0
+        """Dollars that are no cell's, and not among `spent` yet."""
         self.stopping = ""
         """Why everything is told to end."""
         self.dearest: dict[str, float] = {}
@@ -103,8 +106,7 @@ class Watch:
                 )
         if self.max_usd is None:
             return ""
-        with self._lock:
-            used = self.spent + sum(running.usd(self._ahead(running)) for running in self.running.values())
+        used = self._used()
         guesses = (
             planned.usd(planned.forecast.seconds),
             self.dearest.get(str(planned.cell.machine)),
@@ -144,6 +146,19 @@ class Watch:
             for running in self.running.values():
                 running.stop(self.stopping)
 
+    def besides_cells(self, attempt: Attempt) -> None:
+        """Write down what was paid for no cell's sake."""
+        with self._lock:
+            self.store.start(BESIDES)
+            self.store.seen(BESIDES, ended=attempt.ended, recorded=[asdict(attempt)])
+            self.spent += attempt.usd or 0.0
+
+    def _used(self) -> float:
+        """Return the dollars that are gone, or will be once all that runs is told to end."""
+        with self._lock:
+            running = sum(running.usd(self._ahead(running)) for running in self.running.values())
+            return self.spent + running + self.besides()
+
     def _ahead(self, running: Running) -> float:
         """Return the seconds that a cell may go on spending after it is told to end."""
         return LOOK + running.planned.cell.config.launch.timeouts.stop
@@ -156,7 +171,7 @@ class Watch:
                 for name in list(self.running):
                     if note:
                         self.store.seen(name)
-                used = self.spent + sum(running.usd(self._ahead(running)) for running in self.running.values())
+                used = self._used()
                 if self.stopping:
                     self.stop(self.stopping)  # again: a worker that had just begun did not see it
                 elif self.max_usd is not None and used > self.max_usd:

@@ -23,6 +23,9 @@ from .cells import Cell
 
 SCHEMA = 1
 
+BESIDES = "machines"
+"""Among the starts of cells: what machines cost while no cell ran there."""
+
 FINISHED = ("done", "failed")
 """Status of a cell that is not run again; a cell that was `stopped` goes on."""
 

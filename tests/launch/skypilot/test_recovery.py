@@ -41,7 +41,7 @@ class Script:
     """What the cluster does, and what was done to it."""
 
     acts: list[Act] = field(default_factory=lambda: [Act()])
-    there: tuple[int | None, bool] = (None, False)
+    there: cluster.LastJob | None = None
     plan: Offer = PLAN
     transfer: S3Transfer | None = None
     down_fails: int = 0
@@ -58,7 +58,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     played = Script()
 
     class Cluster(cluster.Cluster):
-        def last_job(self, tick: Any) -> tuple[int | None, bool]:
+        def last_job(self, tick: Any) -> cluster.LastJob | None:
             return played.there
 
         def plan(self, task: dict[str, Any], tick: Any) -> Offer:
@@ -121,7 +121,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr(recovery, "stage", lambda job, folder, inputs=True: folder.mkdir(parents=True, exist_ok=True))
     monkeypatch.setattr(recovery, "forget", lambda secrets: 0)
     monkeypatch.setattr(launcher, "forget", lambda secrets, ended: played.forgot.append(ended))
-    monkeypatch.setattr(recovery.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(cluster.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(monitor.JobMonitor, "_sleep", lambda self, seconds: self.tick())
     return played
 
@@ -272,7 +272,7 @@ def test_a_job_is_left_alone_if_asked_for_and_found_again(script: Script, run: C
     with pytest.raises(Detached, match=message):
         run({"detach": True})
     assert script.done == [] and script.forgot == [""], "machines still need what SkyPilot keeps of them"
-    script.there = (1, True)
+    script.there = cluster.LastJob("UP", 1, "train", runs=True)
     job = run()
     assert len(script.launches) == 1 and script.done == ["down"]
     result = job.read_result()
@@ -284,7 +284,7 @@ def test_a_job_is_left_alone_if_asked_for_and_found_again(script: Script, run: C
 
 
 def test_what_is_left_of_a_failed_launch_is_taken_down_first(script: Script, run: Callable[..., JobDir]) -> None:
-    script.there = (0, False)
+    script.there = cluster.LastJob("INIT")
     run()
     assert script.done == ["down", "down"] and len(script.launches) == 1
 

@@ -67,7 +67,7 @@ class SearchConfig:
 
     machines: int | None = None
     """Run trials on machines that SkyPilot brings, so many at once (`compute.instance_type`, `compute.use_spot` and the
-    stack say which). Each has machines of its own from one rung to the next; what is taken away goes on elsewhere from
+    stack say which). Each takes trials until none is left; what is taken away goes on elsewhere from
     `checkpoint.store`. `search.max_usd` must say what all may cost. Empty runs trials on this machine."""
 
     max_usd: float | None = None

@@ -3,16 +3,18 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...common.background import Pending
+from ...config import UserError
 from ..remote.exchange import Tick
 from ..remote.offer import Offer
 from .message_text import Lines
 from .messages import telling
-from .scripts import JOB
+from .scripts import JOB, WORKDIR
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +23,20 @@ QUICK_SECONDS = 90.0
 
 TRANSFER_SECONDS = 1800.0
 DOWN_SECONDS = 600.0
+DOWN_TRIES = 4
+
+
+@dataclass(frozen=True)
+class LastJob:
+    """The newest job of a cluster that is there."""
+
+    state: str
+    """The cluster's: UP, INIT or STOPPED."""
+    number: int = 0
+    """0: there is none."""
+    name: str = ""
+    runs: bool = False
+    succeeded: bool = False
 
 
 class Cluster:
@@ -86,24 +102,29 @@ class Cluster:
         status = found.get(job)
         return "GONE" if status is None else str(status.value)
 
-    def last_job(self, tick: Tick) -> tuple[int | None, bool]:
-        """Return (number of the newest job on a cluster that is there, whether it runs or has succeeded).
-
-        (None, False): there is no cluster. (0, False): there is one, but no such job.
-        """
+    def last_job(self, tick: Tick) -> "LastJob | None":
+        """Return the newest job of a cluster; None where there is no cluster."""
         import sky
 
         state = self.state(tick)
         if state == "GONE":
-            return None, False
-        if state != "UP":
-            return 0, False
-        jobs = Pending(lambda: sky.get(sky.queue(self.name)), "sky queue").wait(tick, QUICK_SECONDS)
+            return None
+        jobs = (
+            Pending(lambda: sky.get(sky.queue(self.name)), "sky queue").wait(tick, QUICK_SECONDS)
+            if state == "UP"
+            else []
+        )
         newest = max(jobs, key=lambda each: int(each["job_id"]), default=None)
         if newest is None:
-            return 0, False
+            return LastJob(state)
         status = newest["status"]
-        return int(newest["job_id"]), status.value == "SUCCEEDED" or not status.is_terminal()
+        return LastJob(
+            state,
+            number=int(newest["job_id"]),
+            name=str(newest["job_name"]),
+            runs=not status.is_terminal(),
+            succeeded=status.value == "SUCCEEDED",
+        )
 
     def so_far(self, job: int, tick: Tick) -> dict[str, float]:
         """Return the seconds by phase that machines which run already have taken for their job."""
@@ -162,13 +183,39 @@ class Cluster:
         except sky.exceptions.ClusterDoesNotExist:
             pass
 
+    def take_down(self, idle_minutes: int | None) -> None:
+        """Take all machines down, again where that fails.
+
+        Args:
+            idle_minutes: after which they take themselves down.
+
+        Raises:
+            UserError: it fails again and again; it says what may still cost money.
+        """
+        reason = ""
+        for wait in (*(2.0**n for n in range(DOWN_TRIES - 1)), 0.0):
+            try:
+                return self.down()
+            except Exception as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                time.sleep(wait)
+            except KeyboardInterrupt:
+                reason = "interrupted"
+                break
+        raise UserError(
+            f"machines of {self.name} may still run and cost money ({reason}): remove them with `sky down "
+            f"{self.name}`; they take themselves down after {idle_minutes} idle minutes"
+        )
+
     # The machines themselves, by SkyPilot's own ssh.
 
     def touch(self, name: str, tick: Tick) -> None:
         """Make an empty file in the job directory of every machine."""
-        for runner in self._runners(tick):
-            touch = partial(runner.run, f"touch {JOB}/{name}", stream_logs=False, connect_timeout=30)
-            Pending(touch, "ssh").wait(tick, QUICK_SECONDS)
+        self._everywhere(f"touch {JOB}/{name}", tick)
+
+    def clear(self, tick: Tick) -> None:
+        """Remove what an earlier job was sent and has left, from every machine."""
+        self._everywhere(f"rm -rf {WORKDIR}/*", tick)
 
     def fetch(self, names: list[str], root: Path, tick: Tick, nodes: slice = slice(0, 1)) -> None:
         """Copy files and folders of the job directory from machines into `root`; one that is not there is left out."""
@@ -178,6 +225,12 @@ class Cluster:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if runner.run(f"test -e {JOB}/{name}", stream_logs=False, connect_timeout=30) == 0:
                     Pending(partial(_down, runner, name, target), "rsync").wait(tick, TRANSFER_SECONDS)
+
+    def _everywhere(self, command: str, tick: Tick) -> None:
+        for runner in self._runners(tick):
+            Pending(partial(runner.run, command, stream_logs=False, connect_timeout=30), "ssh").wait(
+                tick, QUICK_SECONDS
+            )
 
     def _runners(self, tick: Tick) -> list[Any]:
         handle = self._handle(tick)

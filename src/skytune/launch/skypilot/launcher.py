@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from ...config import ComputeConfig, RunConfig
@@ -13,6 +14,7 @@ from ..remote.handed_on import secrets
 from ..remote.machine import ROLE, STORE, merged
 from ..remote.s3_transfer import S3Transfer
 from ..signals import Stopping
+from .kept import KeptClusters
 from .messages import require
 from .recovery import RecoveryLoop
 from .secret_cleanup import forget, values_of
@@ -22,14 +24,16 @@ STOP_GRACE_SECONDS = 60.0
 
 
 class SkyPilotLauncher:
-    """Brings machines up with SkyPilot for one job."""
+    """Brings machines up with SkyPilot for jobs."""
 
-    def __init__(self, stack: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, stack: Mapping[str, Any] | None = None, kept: KeptClusters | None = None) -> None:
         """Begin.
 
         Args:
             stack: what the stack was registered with: keys of `compute`, and `store`.
+            kept: clusters that stay from one job to the next; else every job has one of its own.
         """
+        self.kept = kept
         self.stack = dict(stack or {})
         self.store: str | None = self.stack.pop(STORE, None)
         self.stack.pop(ROLE, None)  # of SageMaker's jobs
@@ -53,14 +57,21 @@ class SkyPilotLauncher:
         transfer = S3Transfer.from_config(config, job.job.run_key)
         shutil.rmtree(job.root / "upload", ignore_errors=True)
         job.logs.mkdir(parents=True, exist_ok=True)
-        with Stopping(job.root / FLAG_FILE, config.launch.timeouts.stop + STOP_GRACE_SECONDS) as stopping:
-            running = RecoveryLoop(job, config, compute, stopping, Exchange(job, transfer))
+        hidden = values_of(secrets(config))
+        with ExitStack() as stack:
+            stopping = stack.enter_context(
+                Stopping(job.root / FLAG_FILE, config.launch.timeouts.stop + STOP_GRACE_SECONDS)
+            )
+            kept = None
+            if self.kept is not None:
+                self.kept.minutes, self.kept.hidden = compute.idle_minutes_to_autostop or 10, self.kept.hidden | hidden
+                kept = stack.enter_context(self.kept.take(RecoveryLoop.job_name(job.job)))
+            running = RecoveryLoop(job, config, compute, stopping, Exchange(job, transfer), kept=kept)
             try:
                 running.run()
             finally:
                 shutil.rmtree(job.root / "upload", ignore_errors=True)
                 # Again: a launch that was given up is done with only now.
-                ended = "" if config.launch.detach else running.name
-                forget(values_of(secrets(config)), ended=ended)
+                forget(hidden, ended="" if config.launch.detach or kept else running.name)
                 if running.made:
                     record_cost(job, running.made)

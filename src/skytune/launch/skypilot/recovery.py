@@ -1,13 +1,13 @@
 """Machines for one job until it is done: chosen, brought up, followed to the end, taken down whatever happened."""
 
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...config import Detached, UserError, WorkerError
+from ...job import Job
 from ...pricing.cost import NO_MACHINE, Attempt, Clock, dollars
 from ..failures import failure
 from ..remote.attempts import AttemptLoop
@@ -19,22 +19,31 @@ from ..remote.outcome import JobVerdict, verdict
 from ..remote.upload import check_disk_size, stage
 from . import scripts
 from .cluster import Cluster
+from .kept import KeptCluster
 from .messages import explained, log_progress, no_machine
 from .monitor import JobMonitor
 from .secret_cleanup import forget, values_of
 
 log = logging.getLogger(__name__)
 
-DOWN_TRIES = 4
-
 
 @dataclass
 class RecoveryLoop(AttemptLoop[JobMonitor]):
     """Brings machines up for one job until it is done, and leaves none behind."""
 
+    kept: KeptCluster | None = field(default=None, kw_only=True)
+    """Where machines stay for the next job."""
+
+    @staticmethod
+    def job_name(job: Job) -> str:
+        """Return SkyPilot's name of a job."""
+        return f"{job.kind}-{job.run_key.rpartition('-')[2]}-{job.stop_at_step or 'end'}"
+
     @property
     def name(self) -> str:
         """The cluster's name: of the run key, so that two pipelines never share one."""
+        if self.kept is not None:
+            return self.kept.cluster.name
         readable, _, digits = self.job.root.name.rpartition("-")
         return f"skytune-{readable[:24].strip('-._') or 'run'}-{digits}".replace("_", "-")
 
@@ -54,16 +63,17 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
         mirror = self.config.checkpoint.store is None
         monitor = JobMonitor(cluster, self.job, self.stopping, clock, self.exchange, mirror=mirror)
         attempt = Attempt(machine="", nodes=self.nodes, hourly_usd=None, ended="not launched")
-        found, leave = None, False
+        found, leave, machine, job = None, False, None, 0
         try:
             clock.enter("plan_s")
             forget_last_attempt(self.job)
             there = None if self.made else self._attach(cluster, monitor, attempt)
-            if there is None and not self.made and self._existing_results(monitor.tick):
+            job, machine = there or (0, None)
+            if not job and not self.made and self._existing_results(monitor.tick):
                 attempt.machine, attempt.ended, found, leave = "machines that are gone", "done", JobVerdict.done, True
                 self.made.append(attempt)
                 return found, monitor
-            number, plan = there or self._launch(cluster, monitor, attempt, spot)
+            number, plan = (job, machine) if job and machine else self._launch(cluster, monitor, attempt, spot, machine)
             attempt.ended = "stopped"
             if self.config.launch.detach:
                 leave, attempt.ended = True, "detached"
@@ -85,15 +95,23 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
             attempt.ended = NO_MACHINE
             raise
         except Exception as error:
+            if machine is not None and not job and self.stopping.asked_by is None:
+                log.warning("%s: the machines that were there do not take the job", self.explained(error))
+                found = JobVerdict.lost
+                attempt.ended = found.value
+                return found, monitor
             raise self.explained(error) from error
         finally:
             failed = found is JobVerdict.failed
             try:
-                kept = failed and self.stopping.asked_by is None and self._keep(cluster, attempt)
-                if attempt in self.made and not leave and not kept:
+                leave = leave or (
+                    self._stays(found, monitor) if self.kept is not None else failed and self._keep(cluster, attempt)
+                )
+                if attempt in self.made and not leave:
                     clock.enter("down_s")
                     self._take_down(cluster)
             except UserError as error:
+                leave = True
                 # The command ends with this one: that machines may still run.
                 why = self.failure(monitor) if failed else error.__context__
                 if isinstance(why, Exception):
@@ -102,26 +120,35 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
             finally:
                 clock.enter("")
                 attempt.phases = {name: value for name, value in clock.seconds.items() if name != "plan_s"}
+                if self.kept is not None and self.kept.works:
+                    self.kept.end(up=leave)
 
     def explained(self, error: Exception) -> UserError:
         """See `AttemptLoop`."""
         return explained(error, self.name, self.compute.infra)
 
-    def _launch(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt, spot: bool) -> tuple[int, Offer]:
-        """Choose a machine, say which, bring it up; return the job's number and the choice."""
+    def _launch(
+        self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt, spot: bool, there: Offer | None
+    ) -> tuple[int, Offer]:
+        """Choose a machine, say which, bring it up, unless it is there; return the job's number and the choice."""
         upload = self.job.root / "upload"
         check_disk_size(self.job.inputs, self.config, self.compute.disk_size)
         stage(self.job, upload, inputs=self.exchange.transfer is None)
-        plan = cluster.plan(self._task(upload, spot, None), monitor.tick)
+        plan = there or cluster.plan(self._task(upload, spot, None), monitor.tick)
         check_price(plan, self.compute)
         enter(attempt, plan)
-        announce(self.job.job, plan, self.nodes, f"cluster {self.name}")
+        if there is None:
+            announce(self.job.job, plan, self.nodes, f"cluster {self.name}")
         self.exchange.send(upload, monitor.tick)
         self.exchange.forget(monitor.tick)
         self.made.append(attempt)  # from now on there may be machines
+        if self.kept is not None:
+            self.kept.begin(attempt)
         monitor.clock.enter("provision_s")
         minutes = self.compute.idle_minutes_to_autostop or 10
         try:
+            if there is not None:
+                cluster.clear(monitor.tick)
             number = cluster.launch(self._task(upload, spot, plan), minutes, log_progress, monitor.tick)
         except BaseException:
             cluster.give_up_launch()
@@ -143,29 +170,43 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
         return found
 
     def _attach(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt) -> tuple[int, Offer] | None:
-        """Return the job that a driver which died left running for this very run; what is no use is taken down."""
-        number, useful = cluster.last_job(monitor.tick)
-        if number is None:
+        """Return the job that a driver which died left running for this very run, or job 0 on machines that wait for
+        one; what is no use is taken down."""
+        last = cluster.last_job(monitor.tick)
+        if last is None:
+            if self.kept is not None:
+                self.kept.gone()
             return None
         plan = cluster.launched(monitor.tick)
         if plan is not None:
             enter(attempt, plan)
+        useful = last.runs or last.succeeded
+        if self.kept is not None:
+            useful = useful and last.name == self.job_name(self.job.job)
+            fits = plan is not None and self.compute.instance_type in (None, plan.instance_type)
+            if plan is not None and fits and last.state == "UP" and not (last.runs or useful):
+                return 0, plan
         if not useful or plan is None:
-            log.info("the cluster %s is left over from a launch that failed: taking it down first", self.name)
+            log.info("the cluster %s is left over from another launch: taking it down first", self.name)
             self._take_down(cluster)
+            if self.kept is not None:
+                self.kept.gone()
             return None
         self.made.append(attempt)
-        # Where that cannot be had, what it took before is not in its cost.
-        none: dict[str, float] = {}
-        before = unless_it_fails(lambda: cluster.so_far(number, monitor.tick), none, "what the job took so far")
-        monitor.clock.seconds.update(before)
+        if self.kept is not None:
+            self.kept.begin(attempt)
+        else:
+            # Where that cannot be had, what it took before is not in its cost.
+            none: dict[str, float] = {}
+            so_far = lambda: cluster.so_far(last.number, monitor.tick)  # noqa: E731
+            monitor.clock.seconds.update(unless_it_fails(so_far, none, "what the job took so far"))
         log.info("attaching to the job that runs already: %s, cluster %s", attempt.machine, self.name)
-        return number, plan
+        return last.number, plan
 
     def _keep(self, cluster: Cluster, attempt: Attempt) -> bool:
         """Keep the machines of a failed job for as long as asked for, and say how to look at them; return whether."""
         minutes, hourly = self.compute.keep_minutes, attempt.hourly_usd
-        if not minutes:
+        if not minutes or self.stopping.asked_by is not None:
             return False
         try:
             cluster.autodown(minutes)
@@ -179,26 +220,13 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
         log.warning(message, minutes, price, self.name, self.name)
         return True
 
-    def _take_down(self, cluster: Cluster) -> None:
-        """Take the machines down.
+    @staticmethod
+    def _stays(found: JobVerdict | None, monitor: JobMonitor) -> bool:
+        """Whether machines that are kept are fit for another job."""
+        return found is JobVerdict.done or (found is JobVerdict.failed and monitor.ended != "FAILED_SETUP")
 
-        Raises:
-            UserError: that fails again and again; it says what may still cost money.
-        """
-        reason = ""
-        for wait in (*(2.0**n for n in range(DOWN_TRIES - 1)), 0.0):
-            try:
-                return cluster.down()
-            except Exception as error:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                time.sleep(wait)
-            except KeyboardInterrupt:
-                reason = "interrupted"
-                break
-        raise UserError(
-            f"machines of {self.name} may still run and cost money ({reason}): remove them with `sky down "
-            f"{self.name}`; they take themselves down after {self.compute.idle_minutes_to_autostop} idle minutes"
-        )
+    def _take_down(self, cluster: Cluster) -> None:
+        cluster.take_down(self.compute.idle_minutes_to_autostop)
 
     def _task(self, upload: Path, spot: bool, plan: Offer | None) -> dict[str, Any]:
         """Return the task; without a plan only as much of it as choosing a machine takes."""
@@ -212,7 +240,7 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
             on_aws=plan is not None and plan.cloud.upper() == "AWS",
         )
         hidden = secrets(self.config) if plan else {}
-        return scripts.task("train", str(upload), self.compute, envs, hidden, use_spot=spot)
+        return scripts.task(self.job_name(self.job.job), str(upload), self.compute, envs, hidden, use_spot=spot)
 
     def _check_world(self, result: dict[str, Any], plan: Offer) -> None:
         nodes, each = processes(self.compute, self.config.launch, plan.gpus)
