@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import BadRows, ConfigError, DataConfig, DataSource, FileFormat, UserError
+from skytune.data.columns import missing
 from skytune.data.files import read_files
 
 ROWS = [("a fine film", "pos"), ("dull, and long", "neg"), ('so "so"', "pos"), ("crème", "neg")]
@@ -374,3 +375,65 @@ def test_the_faults_that_were_seen(faults, tmp_path):
         read(tmp_path / "a.tsv")
     found = read(tmp_path / "a.tsv", format=FileFormat.csv, delimiter="tab")
     assert found.text[2].as_py() == 'she said "never again"\tand left'
+
+
+PAIRS = [(f"row {number} is a good one, really", ("neg", "pos")[number % 2]) for number in range(6)]
+DOCUMENTS = {
+    "list inside": {"version": 1, "data": [dict(zip(("text", "label"), pair, strict=True)) for pair in PAIRS]},
+    "columns": {"text": [text for text, _ in PAIRS], "label": [label for _, label in PAIRS]},
+    "pandas": {
+        "text": {str(n): text for n, (text, _) in enumerate(PAIRS)},
+        "label": {str(n): label for n, (_, label) in enumerate(PAIRS)},
+    },
+}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_json_documents_that_are_no_array_are_read(write, caplog, kind, indent):
+    caplog.set_level(logging.INFO)
+    found = read(write("a.json", json.dumps(DOCUMENTS[kind], indent=indent)))
+    assert content(found) == PAIRS and found.where(2).endswith("a.json, row 3")
+    assert "a.json is an object" in told(caplog)[0]
+
+
+def test_one_object_is_one_row(write):
+    assert content(read(write("a.json", '{"text": "a", "label": "x"}'))) == [("a", "x")]
+
+
+def test_a_sheet_may_have_a_title(write):
+    data = workbook([("Report", None), (None, None), ("text", "label"), *PAIRS])
+    assert content(read(write("a.xlsx", data))) == PAIRS
+
+
+def csv_of(header, between=","):
+    return "".join(f'"{a}"{between}{b}\n' if a != header[0] else f"{a}{between}{b}\n" for a, b in [header, *PAIRS])
+
+
+NAMED = {
+    "called otherwise": csv_of(("sentence", "sentiment")),
+    "capitals": csv_of(("Text", "Label")),
+    "blanks": csv_of(("text ", " label")),
+    "colons": csv_of(("text", "label"), ":"),
+    "no line of names": csv_of(("", ""))[2:],
+    "inside": "".join(json.dumps({"doc": {"text": a}, "meta": {"label": b}}) + "\n" for a, b in PAIRS),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_the_ways_out_lead_there(write, ways_out, kind):
+    """Each hint typed as it stands, one after the other, and the table is read whole."""
+    path, more = write("a.jsonl" if kind == "inside" else "a.csv", NAMED[kind]), {}
+    for _ in range(3):
+        try:
+            found = read(path, **more)
+            if found.label is not None:
+                break
+            raise ConfigError(missing("data.label", "label", "label", found.columns, path, [more.get("text", "text")]))
+        except ConfigError as error:
+            (made,) = ways_out(
+                error, path, **{key: f"'{value}'" if key == "text" else value for key, value in more.items()}
+            )
+            keys = ("text", "label", "delimiter", "columns")
+            more = {key: getattr(made, key) for key in keys if getattr(made, key) != getattr(DataConfig(), key)}
+    assert content(found) == PAIRS

@@ -55,6 +55,20 @@ def needed_names(columns: Columns) -> list[str]:
     return [name for column in columns if column.needed for name in names_of(column)]
 
 
+def has_columns(header: Sequence[str], columns: Columns) -> bool:
+    """Whether a header has the columns without which a table is refused; where that is none, one that is read."""
+    names = needed_names(columns)
+    if names:
+        return set(names) <= set(header)
+    return not {name for column in columns for name in names_of(column)}.isdisjoint(header)
+
+
+USUAL = {
+    "data.text": ("sentence", "review", "content", "body", "comment", "tweet", "message", "document", "question"),
+    "data.label": ("labels", "class", "category", "sentiment", "target", "rating", "stars", "score", "tags", "y"),
+}
+"""Columns that are often called otherwise than here."""
+
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 SHOWN = 30
 """Columns that a message names."""
@@ -98,7 +112,8 @@ def wanted_columns(present: Sequence[str], where: str, columns: Columns) -> list
             wanted.append(name)
     for name in (*wanted, *others):
         if list(present).count(name) > 1:
-            raise ConfigError(f"{where}: the column '{name}' stands there {list(present).count(name)} times")
+            times = list(present).count(name)
+            raise ConfigError(f"{where}: the column '{name}' stands there {times} times: give each a name of its own")
     return list(dict.fromkeys([*wanted, *(name for name in others if name in present)]))
 
 
@@ -131,16 +146,29 @@ def missing(key: str, spec: str, name: str, present: Sequence[str], where: str, 
     """
     shown = ", ".join(map(repr, present[:SHOWN])) + (f" and {len(present) - SHOWN} more" if present[SHOWN:] else "")
     what = "" if name == spec else f" '{name}'"
-    likely = _likely(name, [column for column in present if column not in set(taken)])
+    free = [column for column in present if column not in set(taken)]
+    likely = _likely(name, free, USUAL.get(key, ()) if name == spec else ())
     hint = f"; {_word(key, spec.replace(name, likely))} may be meant" if likely else ""
+    if len(present) == 1 and (between := re.search(rf"{re.escape(name)}(\W)\w|\w(\W){re.escape(name)}", present[0])):
+        hint = f"; {shlex.quote(f'data.delimiter={quoted(between[1] or between[2])}')} cuts it into columns"
+    elif not likely and any(len(column.split()) > 3 for column in present):  # a row, no names
+        names = [f"column{number}" for number in range(1, len(present) + 1)]
+        if len(names) == 2:
+            names = [next(iter(taken), "label")] * 2
+        names[max(range(len(present)), key=lambda number: len(present[number]))] = name
+        names = [each if re.fullmatch(r"\w+", each) else quoted(each) for each in names]
+        hint = f"; {shlex.quote('data.columns=[' + ','.join(names) + ']')} names columns where no line does"
     return f"{key}={spec}: no such column{what} in {where}; it has: {shown}{hint}"
 
 
-def _likely(name: str, present: list[str]) -> str | None:
-    """Return the column that is meant: the same but for case and blanks, nearly the same, or the only one."""
+def _likely(name: str, present: list[str], usual: Sequence[str]) -> str | None:
+    """Return the column that is meant: the same but for case and blanks, nearly the same, one inside another, what is
+    usual, or the only one."""
     folded = {"".join(column.split()).casefold(): column for column in reversed(present)}
     close = difflib.get_close_matches("".join(name.split()).casefold(), folded, 1, 0.75)
-    return folded[close[0]] if close else present[0] if len(present) == 1 else None
+    inner = [column for column in present if column.rpartition(".")[2] == name]
+    known = [*(folded[each] for each in close), *inner, *(folded[each] for each in usual if each in folded)]
+    return next(iter(known), present[0] if len(present) == 1 else None)
 
 
 def _word(key: str, value: str) -> str:

@@ -22,8 +22,8 @@ from .columns import (
     column_of,
     fields,
     flat_names,
+    has_columns,
     is_template,
-    needed_names,
     rows_of,
     text_columns,
     wanted_columns,
@@ -39,6 +39,9 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 HEAD = 1_000_000
 """Letters of a file in which its header is looked for."""
+
+TITLE = 20
+"""Rows of a sheet in which its header is looked for."""
 
 SAMPLE = 100
 """Rows whose texts are looked at for quotes around them."""
@@ -147,7 +150,6 @@ def find_dialect(head: str, kind: str, config: DataConfig, columns: Columns | No
         columns: those that are looked for; texts if not given.
     """
     own = "\t" if kind == "tsv" else ","
-    names = needed_names(columns or text_columns(config))
     found = []
     for delimiter in [config.delimiter] if config.delimiter else dict.fromkeys([own, *DELIMITERS]):
         quoted = kind == "csv" or delimiter != "\t"
@@ -158,7 +160,7 @@ def find_dialect(head: str, kind: str, config: DataConfig, columns: Columns | No
         except csv.Error:  # a quotation mark that is never closed
             first = []
         dialect = Dialect(delimiter, quoted, config.columns or first)
-        if len(first) == len(config.columns) if config.columns else set(names) <= set(first):
+        if len(first) == len(config.columns) if config.columns else has_columns(first, columns or text_columns(config)):
             return dialect
         found.append((len(first), dialect))
     return max(found, key=lambda entry: entry[0])[1]
@@ -260,11 +262,8 @@ def _json(text: str, path: str, columns: Columns, array: bool) -> Rows:
     """Read JSON lines, or one JSON array of objects."""
     records: list[Any] = []
     lines: list[int] = []
-    if array and text.lstrip().startswith("["):
-        try:
-            records = load_json(text, largest=len(text))
-        except ValueError as error:
-            raise UserError(f"{path}: is not valid JSON: {error}") from error
+    if array and (document := _document(text, path)) is not None:
+        records = document
     else:
         for number, line in enumerate(text.split("\n"), 1):  # not splitlines: U+2028 may stand inside a text
             if line.strip():
@@ -281,6 +280,32 @@ def _json(text: str, path: str, columns: Columns, array: bool) -> Rows:
     wanted = wanted_columns(present, path, columns)
     values = {name: [inside(record, name) for record in records] for name in wanted}
     return rows_of_values(path, values, columns, present, lines)
+
+
+def _document(text: str, path: str) -> list[Any] | None:
+    """Return the rows of a JSON document: an array, an object that holds one, or an object of columns, as pandas writes
+    it; None of an object a line."""
+    array = text.lstrip().startswith("[")
+    try:
+        found = load_json(text, largest=len(text))
+    except ValueError as error:
+        if array:
+            raise UserError(f"{path}: is not valid JSON: {error}") from error
+        return None
+    if array or not isinstance(found, dict):
+        return found if isinstance(found, list) else [found]
+    rows = [key for key, value in found.items() if isinstance(value, list) and all(isinstance(v, dict) for v in value)]
+    if len(rows) == 1 and found[rows[0]]:
+        log.info("data: %s is an object; its rows are the list '%s'", path, rows[0])
+        return list(found[rows[0]])
+    columns = [
+        list(value.values()) if isinstance(value, dict) and all(map(str.isdecimal, value)) else value
+        for value in found.values()
+    ]
+    if len(columns) > 1 and all(isinstance(c, list) for c in columns) and len({len(c) for c in columns}) == 1:
+        log.info("data: %s is an object of columns", path)
+        return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
+    return None
 
 
 def names_of(record: dict[str, Any], prefix: str = "") -> list[str]:
@@ -370,7 +395,6 @@ def read_sheet(data: bytes, path: str, config: DataConfig, columns: Columns) -> 
     end do not count."""
     import openpyxl
 
-    names = needed_names(columns)
     sheets: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {}
     try:
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
@@ -378,20 +402,22 @@ def read_sheet(data: bytes, path: str, config: DataConfig, columns: Columns) -> 
             lines = list(sheet.iter_rows(values_only=True))
             while lines and not any(cell is not None for cell in lines[-1]):
                 lines.pop()
-            header = config.columns or (["" if cell is None else str(cell) for cell in lines.pop(0)] if lines else [])
-            sheets[sheet.title] = header, lines
-            if set(names) <= set(header):
-                break
+            rows = [["" if cell is None else str(cell) for cell in line] for line in lines[:TITLE]]
+            above = next((n for n, row in enumerate(rows) if has_columns(row, columns)), 0)  # a title, empty lines
+            if config.columns:
+                sheets[sheet.title] = config.columns, lines
+            elif rows:
+                sheets[sheet.title] = rows[above], lines[above + 1 :]
+                if has_columns(rows[above], columns):
+                    break
     except Exception as error:  # the package lets through whatever zipfile and XML parsers raise
         raise UserError(f"{path}: is no readable Excel file: {first_line(error)}") from error
-    sheets = {name: cells for name, cells in sheets.items() if cells[0]}
     if not sheets:
         raise UserError(f"{path}: the workbook has no sheet with cells")
-    chosen = next((name for name, (header, _) in sheets.items() if set(names) <= set(header)), next(iter(sheets)))
-    header, lines = sheets[chosen]
+    chosen = next((n for n, (header, _) in sheets.items() if has_columns(header, columns)), next(iter(sheets)))
     if len(book.sheetnames) > 1:
         log.info("data: of the sheets of %s (%s), '%s' is read", path, ", ".join(book.sheetnames), chosen)
-    return header, lines
+    return sheets[chosen]
 
 
 def cell(value: Any, label: bool) -> Any:

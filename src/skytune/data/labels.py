@@ -25,6 +25,9 @@ NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNO
 SHOWN = 10
 """Classes that a message names."""
 
+LONGEST = 60
+"""Letters of a class's name in a message."""
+
 log = logging.getLogger(__name__)
 
 
@@ -175,8 +178,8 @@ def read_labels(rows: Rows, config: DataConfig) -> Labels:
 
 
 def shorten(names: Iterable[str]) -> str:
-    """Return names as a person reads them: the first few."""
-    shown = list(names)
+    """Return names as a person reads them: the first few, long ones without their middle."""
+    shown = [name if len(name) <= LONGEST else f"{name[: LONGEST - 20]} … {name[-12:]}" for name in names]
     return ", ".join(shown[:SHOWN]) + (", ..." if len(shown) > SHOWN else "")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..common.text import counted
 from ..config import DataConfig
 from ..models.classes import label_map_word, quoted_text
 from .rows import Rows
@@ -78,9 +79,8 @@ def small_test(rows: int, cut: bool) -> list[str]:
     if half <= WIDE:
         return []
     way = "data.test_fraction=0.3 cuts off more" if cut else "data.test names another one"
-    return [
-        f"the test split has {rows:,} rows: an accuracy on it is known to {100 * half:.0f} points up or down; {way}"
-    ]
+    known = f"an accuracy on it is known to {100 * half:.0f} points up or down"
+    return [f"the test split has {counted(rows, 'row')}: {known}; {way}"]
 
 
 def contradictions(rows: Rows, numbers: np.ndarray) -> list[list[int]]:
@@ -101,7 +101,8 @@ def contradicting_labels(rows: Rows, numbers: np.ndarray, names: Sequence[str]) 
         return []
     first, second = groups[0][0], next(n for n in groups[0] if numbers[n] != numbers[groups[0][0]])
     example = f"{rows.where(first)} is {names[numbers[first]]!r}, {rows.where(second)} {names[numbers[second]]!r}"
-    return [f"{len(groups):,} texts stand in train with several labels; the first: {example}"]
+    stand = "text stands" if len(groups) == 1 else "texts stand"
+    return [f"{len(groups):,} {stand} in train with several labels; the first: {example}"]
 
 
 def _classes(count: int, names: Sequence[str]) -> str:

@@ -1,10 +1,12 @@
 """What `task=auto` is: by what stands in the first rows of the train split, and by the model's config.json."""
 
+import logging
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .. import data as data_room
 from ..config import DataConfig, DataSource, ModelConfig
 from ..data.columns import Column
 from ..data.images import IMAGE, holds_images
@@ -33,7 +35,13 @@ def choose(data: DataConfig, model: ModelConfig) -> Choice:
     columns = [Column(IMAGE, IMAGE, "data.image", "values", False)]
     columns += [Column("text", data.text, "data.text", "values", False)]
     columns += [Column(f"label{n}", name, "data.label", "values", False) for n, name in enumerate(names)]
-    rows = Source(data, tuple(columns)).head(data.train or str(data.test))
+    log = logging.getLogger(data_room.__name__)
+    level = log.level
+    log.setLevel(logging.WARNING)  # what is said of the files is said when they are read
+    try:
+        rows = Source(data, tuple(columns)).head(data.train or str(data.test))
+    finally:
+        log.setLevel(level)
     images = rows.more.pop(IMAGE, None)
     if images is not None and holds_images(images.type):
         return "image-classification", "there are images"
@@ -46,6 +54,8 @@ def choose(data: DataConfig, model: ModelConfig) -> Choice:
 
 
 def _by_label(label: Any, data: DataConfig, model: ModelConfig) -> Choice:
+    if pa.types.is_struct(label.type):
+        return FIRST
     if _is_list(label.type):
         inside = label.type.value_type
         numbers = pa.types.is_floating(inside)
@@ -69,7 +79,9 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _texts(column: Any) -> set[str]:
-    """Return what stands in a column of names or numbers, as text; blanks aside."""
+    """Return what stands in a column of names or numbers, as text, blanks aside; of another one its type."""
+    if pa.types.is_nested(column.type):
+        return {str(column.type)}
     return {str(value).strip().lower() for value in pc.unique(column).to_pylist() if value is not None} - {"", "nan"}
 
 
