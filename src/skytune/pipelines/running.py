@@ -1,6 +1,7 @@
 """Runs the pipeline that a configuration names, and says at the end what came out."""
 
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from .. import materializers
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import mask_secrets
 from ..launch.gpus import check_machine
+from ..launch.origin import origin
 from ..launch.remote.machine import machines_asked
 from ..launch.sagemaker import is_asked
 from ..pricing.cost import cost_of
@@ -34,11 +36,6 @@ PIPELINES: dict[Pipeline, Any] = {
     Pipeline.study: study,
     Pipeline.search: search,
 }
-
-EXAMPLES = [
-    "python src/run.py data.max_rows=null epochs=3 launch.num_processes=2",
-    "python src/run.py data=sst2 model=bert-base compute=cuda",
-]
 
 
 @dataclass(frozen=True)
@@ -158,6 +155,23 @@ def _no_machines(asked: Mapping[str, Any], stack: str, trains: bool) -> str:
     )
 
 
+def on_more(config: RunConfig, command: str, model: str, predicts: bool) -> list[str]:
+    """Return what may be typed next: the same run on all rows, and predictions for files of one's own.
+
+    Args:
+        command: that of this run.
+        predicts: whether the task's predictions are columns of a table.
+    """
+    found = []
+    if config.pipeline is Pipeline.training and config.data.max_rows is not None:
+        words = [word for word in shlex.split(command) if not word.startswith("data.max_rows=")]
+        found.append(shlex.join([*words, "data.max_rows=null"]))
+    if predicts:
+        words = ["pipeline=predict", f"checkpoint={model}", "predict.input=FILE", "predict.output=out.csv"]
+        found.append(shlex.join(["python", "src/run.py", *words]))
+    return found
+
+
 def summarize(client: "Client", config: RunConfig, run: Any) -> RunSummary:
     """Return what is to be said of a finished run."""
     from zenml.utils.dashboard_utils import get_run_url
@@ -187,7 +201,7 @@ def summarize(client: "Client", config: RunConfig, run: Any) -> RunSummary:
         model_path=place,
         dashboard=get_run_url(run),
         cached=cached,
-        examples=EXAMPLES,
+        examples=on_more(config, str(origin()["command"]), place, metrics.get("predicts", True)),
         run_folder=result["run_folder"] if Path(result["run_folder"]).is_dir() else "",
         report=str(page) if page.is_file() else None,
         trackers=tracker_places(result) if trained else {},

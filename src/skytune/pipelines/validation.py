@@ -44,7 +44,8 @@ def validated(config: RunConfig) -> RunConfig:
     if not config.task.is_auto:
         find_task(config.task)
     if config.model._target_:
-        locate(config.model._target_, "model._target_")
+        model = locate(config.model._target_, "model._target_")
+        getattr(model, "check_installed", lambda: None)()
     else:
         models.local_folder(config.model.name, "model.name")
     if config.model.tokenizer:

@@ -11,6 +11,7 @@ from ..report.scoring import score, write_beside, write_report
 from ..report.training_rows import rows_trained_on
 from ..tasks import Shown, find_task, resolved
 from ..tasks.metrics import check
+from ..tasks.task import no_columns
 from .context import named_sets, run_config, started, stored_tokenizer
 from .types import Dataset, Datasets, Predictions, Texts, TokenizerFiles
 
@@ -56,10 +57,14 @@ def evaluate_model(
     numbers = {f"{name}_{key}": value for name, scored in metrics.items() for key, value in scored.items()}
     log_metadata({key: value for key, value in numbers.items() if value is not None})
     headline = {name: list(entry["headline"]) for name, entry in found.items()}
-    about: dict[str, Any] = {"headline": headline, "pipeline": find_task(config.task).pipeline, "warning": warning}
-    return {
+    task = find_task(config.task)
+    about: dict[str, Any] = {
         "splits": metrics,
-        **about,
+        "headline": headline,
+        "pipeline": task.pipeline,
+        "predicts": task.predicted is not no_columns,
+        "warning": warning,
         "result": report["result"],
         "files": [str(place) for place in places],
-    }, HTMLString(page)
+    }
+    return about, HTMLString(page)

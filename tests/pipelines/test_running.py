@@ -1,0 +1,33 @@
+"""What the end of a run says of what may come next."""
+
+import shlex
+from typing import Any
+
+import pytest
+
+from skytune.config import Pipeline, RunConfig, from_dict
+from skytune.pipelines.running import on_more
+
+COMMAND = "python src/run.py data=digits model=efficientnet-lite0 data.max_rows=200 'name=a b'"
+
+
+@pytest.mark.parametrize(
+    ("values", "predicts", "wanted"),
+    [
+        ({"data": {"max_rows": 200}}, True, ["rows", "files"]),
+        ({"data": {"max_rows": 200}}, False, ["rows"]),
+        ({}, True, ["files"]),
+        ({"pipeline": "evaluate", "data": {"max_rows": 5}, "checkpoint": {"path": "x"}}, True, ["files"]),
+    ],
+)
+def test_it_is_this_run_on_all_rows_and_files_of_ones_own(
+    values: dict[str, Any], predicts: bool, wanted: list[str]
+) -> None:
+    kinds = {
+        "rows": ["data=digits", "model=efficientnet-lite0", "name=a b", "data.max_rows=null"],
+        "files": ["pipeline=predict", "checkpoint=/a b/model", "predict.input=FILE", "predict.output=out.csv"],
+    }
+    config = from_dict(RunConfig, values)
+    assert Pipeline.training is config.pipeline or "pipeline" in values
+    found = on_more(config, COMMAND, "/a b/model", predicts)
+    assert [shlex.split(line) for line in found] == [["python", "src/run.py", *kinds[kind]] for kind in wanted]
