@@ -76,7 +76,8 @@ def main(argv: list[str]) -> int:
 def run(words: argparse.Namespace) -> int:
     """Do what the words say; return the exit code."""
     from skytune.config.targets import import_plugins
-    from skytune.serve.server import Limits, ServeOptions, serve
+    from skytune.serve.requests import Limits
+    from skytune.serve.server import ServeOptions, serve
 
     if words.queue < words.max_rows:
         raise UserError(f"--queue {words.queue}: a request of --max-rows {words.max_rows} would never be taken")

@@ -16,8 +16,9 @@ def quiet(*libraries: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for library in libraries:
             log = importlib.import_module(f"{library}.utils.logging")
-            stack.callback(log.set_verbosity, log.get_verbosity())
-            log.set_verbosity_error()
+            if log.get_verbosity() < log.ERROR:  # a change of a level has every logger look again
+                stack.callback(log.set_verbosity, log.get_verbosity())
+                log.set_verbosity_error()
             if library == "transformers":
                 shown, show, hide = log.is_progress_bar_enabled(), log.enable_progress_bar, log.disable_progress_bar
             else:
@@ -29,6 +30,7 @@ def quiet(*libraries: str) -> Iterator[None]:
                 hide()
         for name in ("httpx", "httpcore"):  # a line for every request, at INFO
             logger = logging.getLogger(name)
-            stack.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.WARNING)
+            if logger.level < logging.WARNING:
+                stack.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.WARNING)
         yield

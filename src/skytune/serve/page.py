@@ -30,7 +30,7 @@ SHOWN = 40
 
 
 def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int) -> dict[str, Any]:
-    """Return what the page says of a model: `name`, `task`, `version`, `card` (Markdown), `scores`, `facts`."""
+    """Return what the page says of a model: `name`, `task`, `version`, `device`, `card`, `scores`, `facts`."""
     folder, names = Path(predictor.saved.folder), predictor.scoring.names
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     card, scores = folder / "README.md", {}
@@ -45,6 +45,7 @@ def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int) 
         "name": model_name(str(predictor.checkpoint)),
         "task": predictor.task.name,
         "version": skytune.__version__,
+        "device": predictor.world.device.type,
         "card": card.read_bytes()[:LARGEST_CARD].decode(errors="replace") if card.is_file() else "",
         "scores": scores if rows else {},
         "scored_rows": rows,

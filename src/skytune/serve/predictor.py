@@ -103,7 +103,7 @@ class Predictor:
         self.scoring = Scoring.of(config.eval, saved.labels, settings=head.settings)
         self.collect = self.task.collector(head)
         self.padding = padding_by(self.reader)
-        self.one_length = False
+        self.one_length, self.checked = False, [-1, -1, -1]
         self.strategy = build_strategy(config, self.world)
         self.strategy.model = network
         if self.form != "image":
@@ -111,7 +111,7 @@ class Predictor:
             self.one_length = bool(check_padding(network, {REQUEST: probe}, self.collect))
         if self.one_length:
             log.warning("the logits of a row depend on padding: batches are cut so that all rows have one length")
-        self.strategy.place(network)
+        self.strategy.place(network.eval())
         self.at_once = EvalBatchSize(config.eval.batch_size)
 
     def answers(self, rows: Sequence[Row]) -> list[Answer | Exception]:
@@ -159,7 +159,10 @@ class Predictor:
         if (table.lengths < 1).any():
             raise UserError("the text has no tokens")
         fit_columns(self.strategy.model, {REQUEST: table}, say=False)
-        check_vocabulary(self.strategy.model, {REQUEST: table})
+        largest = [table.largest(), table.largest("token_type_ids"), int(table.lengths.max())]
+        if any(new > old for new, old in zip(largest, self.checked, strict=True)):
+            check_vocabulary(self.strategy.model, {REQUEST: table})
+            self.checked = list(map(max, largest, self.checked))
         if cut in (0, len(rows)):
             return table, [bool(cut)] * len(rows)
         full = (table.lengths == self.limit).tolist()

@@ -1,15 +1,24 @@
-"""What a request may be: read within limits, checked before any of it is computed; what is wrong is said in a line."""
+"""What a request may be: read within limits, checked before any of it is computed; what is wrong is one line."""
 
 import asyncio
 import base64
 import hmac
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import HTTPException, Request
+from pydantic import (
+    AfterValidator,
+    Base64Bytes,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 from starlette.requests import ClientDisconnect
 
-from ..common.json import load_json
 from ..data.images import IMAGE
 from .predictor import PAIR, TEXT, Form, Row
 
@@ -46,33 +55,15 @@ class Reader:
     """
 
     def __init__(self, form: Form, limits: Limits, token: str | None) -> None:
-        self.form, self.limits = form, limits
+        self.form, self.limits, self.body = form, limits, body_model(form, limits)
         self.token = None if token is None else token.encode()
         self.reading = 0
         """Bytes that the bodies which are being read may come to."""
 
     def schema(self) -> dict[str, Any]:
-        """Return what the body of `/predict` holds, as JSON schema."""
-        text = {"type": "string", "minLength": 1, "maxLength": self.limits.characters}
-        pair = {"type": "object", "properties": {TEXT: text, PAIR: text}, "required": [TEXT]}
-        image = {"type": "object", "properties": {IMAGE: {"type": "string", "format": "byte"}}, "required": [IMAGE]}
-        forms: dict[Form, tuple[Any, Any, str]] = {
-            "text": ({"anyOf": [text, pair]}, ["a fine film", "two dull hours"], "a text, or a pair of them"),
-            "words": ({"type": "array", "items": text, "minItems": 1}, [["a", "fine", "film"]], "a list of words"),
-            "image": (image, [{IMAGE: PIXEL}], "an image: base64 of its file"),
-        }
-        row, example, about = forms[self.form]
-        many = {"type": "array", "items": row, "minItems": 1, "maxItems": self.limits.rows}
-        inputs = {"anyOf": [text, many]} if self.form == "text" else many
-        about = f"Rows, each {about}." + (" A text alone may stand without its list." if self.form == "text" else "")
-        logits = {"type": "boolean", "default": False, "description": "Send the model's own numbers, too."}
-        return {
-            "type": "object",
-            "properties": {"inputs": {**inputs, "description": about}, "logits": logits},
-            "required": ["inputs"],
-            "additionalProperties": False,
-            "example": {"inputs": example},
-        }
+        """Return what the body of `/predict` holds, as JSON schema where OpenAPI's description has it."""
+        at = "#/paths/~1predict/post/requestBody/content/application~1json/schema/$defs/{model}"
+        return self.body.model_json_schema(ref_template=at)
 
     def authorize(self, request: Request) -> None:
         """Let in who knows the token: as bearer, or, for browsers, as the password of any name.
@@ -99,54 +90,12 @@ class Reader:
         Raises:
             HTTPException: 400, 408, 413, 415, 422 or 429, with what is wrong.
         """
-        body = await self._body(request)
         try:
-            return self._rows(load_json(body, dict))
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from None
-
-    def _rows(self, asked: dict[str, Any]) -> tuple[list[Row], bool]:
-        """Return what the values of a body ask for.
-
-        Raises:
-            ValueError: with what is wrong; nothing of what the client sent is in it but names of places.
-        """
-        if set(asked) - {"inputs", "logits"}:
-            raise ValueError("the body has a key that is neither `inputs` nor `logits`")
-        logits, inputs = asked.get("logits", False), asked.get("inputs")
-        if not isinstance(logits, bool):
-            raise ValueError("logits: must be true or false")
-        found = [inputs] if isinstance(inputs, str) and self.form == "text" else inputs
-        if not isinstance(found, list) or not 0 < len(found) <= self.limits.rows:
-            first = "a text, or " if self.form == "text" else ""
-            raise ValueError(f"inputs: must be {first}a list of 1 to {self.limits.rows} rows")
-        return [self._row(row, f"inputs.{number}") for number, row in enumerate(found)], logits
-
-    def _row(self, row: Any, where: str) -> Row:
-        if self.form == "image":
-            return _image(row, where)
-        words = self.form == "words"
-        values: Row
-        if words and isinstance(row, list) and row:
-            values, texts = {TEXT: row}, row
-        elif not words and isinstance(row, str):
-            values, texts = {TEXT: row}, [row]
-        elif not words and isinstance(row, dict) and set(row) in ({TEXT}, {TEXT, PAIR}):
-            values, texts = row, list(row.values())
-        else:
-            form = "a list of words" if words else f'a text, or an object of "{TEXT}" and "{PAIR}"'
-            raise ValueError(f"{where}: must be {form}")
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{where}: holds something that is no text")
-        if (size := sum(map(len, texts))) > self.limits.characters:
-            raise ValueError(f"{where}: has {size:,} letters; a row has at most {self.limits.characters:,}")
-        if not all(text.strip() for text in texts):
-            raise ValueError(f"{where}: {'a word' if words else 'the text'} is blank")
-        try:
-            "".join(texts).encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{where}: holds half of a surrogate pair, which is no character") from None
-        return values
+            asked: Any = self.body.model_validate_json(await self._body(request))
+        except ValidationError as error:
+            raise HTTPException(422, _line(error)) from None
+        given = [row if isinstance(row, BaseModel) else [(TEXT, row)] for row in asked.inputs]
+        return [{name: value for name, value in row if value is not None} for row in given], asked.logits
 
     async def _body(self, request: Request) -> bytes:
         most = self.limits.body_bytes
@@ -186,10 +135,53 @@ class Reader:
         return b"".join(parts)
 
 
-def _image(row: Any, where: str) -> Row:
-    if not isinstance(row, dict) or set(row) != {IMAGE} or not isinstance(row[IMAGE], str):
-        raise ValueError(f'{where}: must be an object with "{IMAGE}": base64 of an image file')
-    try:
-        return {IMAGE: base64.b64decode(row[IMAGE], validate=True)}
-    except ValueError:
-        raise ValueError(f"{where}.{IMAGE}: is no base64") from None
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def body_model(form: Form, limits: Limits) -> type[BaseModel]:
+    """Return what the body of `/predict` is, for rows of a form."""
+
+    def sound(text: str) -> str:
+        if not text.strip():
+            raise ValueError("is blank")
+        return text
+
+    def short(row: Any) -> Any:
+        texts = row if isinstance(row, (list, str)) else filter(None, dict(row).values())
+        if (size := sum(map(len, texts))) > limits.characters:
+            raise ValueError(f"has {size:,} letters; a row has at most {limits.characters:,}")
+        return row
+
+    text = Annotated[str, Field(min_length=1, max_length=limits.characters), AfterValidator(sound)]
+    texts: dict[str, Any] = {TEXT: (text, ...), PAIR: (text | None, None)}
+    pair = create_model("Texts", __base__=_Strict, **texts)
+    image: dict[str, Any] = {IMAGE: (Base64Bytes, ...)}
+    rows: dict[Form, tuple[Any, Any, str]] = {
+        "text": (
+            text | pair,
+            ["a fine film", "two dull hours"],
+            "a text, or a pair; one text may stand without a list",
+        ),
+        "words": (Annotated[list[text], Field(min_length=1)], [["a", "fine", "film"]], "a list of words"),
+        "image": (create_model("Picture", __base__=_Strict, **image), [{IMAGE: PIXEL}], "an image: base64 of its file"),
+    }
+    row, example, about = rows[form]
+    checked = row if form == "image" else Annotated[row, AfterValidator(short)]
+    many = Annotated[list[checked], Field(min_length=1, max_length=limits.rows)]  # type: ignore[valid-type]
+    alone = BeforeValidator(lambda rows: [rows] if isinstance(rows, str) else rows, json_schema_input_type=text | many)
+    fields: dict[str, Any] = {
+        "inputs": (Annotated[many, alone] if form == "text" else many, Field(description=f"Rows, each {about}.")),
+        "logits": (bool, Field(False, description="Send the model's own numbers, too.")),
+    }
+    made = create_model("Request", __base__=_Strict, **fields)
+    made.model_config["json_schema_extra"] = {"example": {"inputs": example}}
+    return made
+
+
+def _line(error: ValidationError) -> str:
+    """Return what is wrong with a body: where it looks most like what it should be, without what the client sent."""
+    found = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
+    names = {"inputs", "logits", TEXT, PAIR, IMAGE}
+    where = ".".join(str(part) for part in found["loc"] if isinstance(part, int) or part in names)
+    return f"{where}: {found['msg'].removeprefix('Value error, ')}".removeprefix(": ")

@@ -9,13 +9,15 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 
-from ..common.stop_request import StopRequest
 from ..config import ConfigError, RunConfig, UserError
+from ..models.quiet import quiet
 from .app import Traffic, make_app
 from .page import facts_of
 from .predictor import Predictor
@@ -53,6 +55,13 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, traffic: Traffic, grace_seconds: int, told: list[str]) -> None:
         super().__init__(config)
         self.traffic, self.grace_seconds, self.told = traffic, grace_seconds, told
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End at a signal, and no second time after the end; see `uvicorn.Server`."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.handle_exit)
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so; see `uvicorn.Server`."""
@@ -112,21 +121,8 @@ def serve(options: ServeOptions) -> None:
         told.append(f"warning: anybody who reaches this machine may ask; {TOKEN}=... has them know a token")
     gc.collect()
     gc.freeze()
-    server = DrainingServer(config, traffic, options.grace_seconds, told)
-    # From now on, and not only while it serves: uvicorn raises the signal once more when it has ended.
-    _Ending(server).listen()
-    server.run([place])
-
-
-class _Ending(StopRequest):
-    """Hands a signal on to the server."""
-
-    def __init__(self, server: uvicorn.Server) -> None:
-        super().__init__([signal.SIGTERM, signal.SIGINT])
-        self.server = server
-
-    def on_signal(self, number: int, first: bool) -> None:
-        self.server.handle_exit(number, None)
+    with quiet("transformers"):  # once, and not for every batch
+        DrainingServer(config, traffic, options.grace_seconds, told).run([place])
 
 
 def _bind(host: str, port: int) -> socket.socket:

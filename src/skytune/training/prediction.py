@@ -52,7 +52,7 @@ def predict(
 ) -> tuple[np.ndarray, Ragged]:
     """Return (rows int64 [n] ascending, what was collected of each) on every process.
 
-    Collective: all processes must call it. `model` is the strategy's module; it is left in training mode.
+    Collective: all processes must call it. `model` is the strategy's module; it is left in the mode that it was in.
 
     Args:
         collect: what is kept.
@@ -64,7 +64,8 @@ def predict(
         UserError: the model returns something else than it should, or memory ran out for good.
     """
     at_once = at_once or EvalBatchSize(batch_size)
-    model.eval()
+    if training := any(module.training for module in model.modules()):
+        model.eval()
     batches = eval_batches(table.lengths, batch_size, limit, table.one_length)
     rows: list[np.ndarray] = []
     collected: list[Ragged] = []
@@ -76,7 +77,8 @@ def predict(
         if number < len(batches):
             rows.append(batch)
             collected.append(found)
-    model.train()
+    if training:
+        model.train()
     all_rows, everything = gather(rows, Ragged.joined(collected), world)
     order = np.argsort(all_rows, kind="stable")
     return all_rows[order], everything.take(order)
