@@ -16,7 +16,7 @@ Fault = Callable[[str, str], tuple[int, str] | None]
 class S3:
     """`fault(method, path)` may answer (status, code), wait, or let pass (None)."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
         from werkzeug.serving import make_server
@@ -27,8 +27,8 @@ class S3:
         self.lock = threading.Lock()
         self.calls: list[tuple[str, str]] = []
         self.app = DomainDispatcherApplication(create_backend_app)
-        self.server = make_server("127.0.0.1", 0, self.answer, threaded=True, request_handler=MotoRequestHandler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.server = make_server(address, 0, self.answer, threaded=True, request_handler=MotoRequestHandler)
+        self.url = f"http://{address}:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     @property

@@ -21,6 +21,8 @@ class Sage:
     bucket: str
     model: Path
     rows: list[tuple[str, int]]
+    more: Callable[[int], list[tuple[str, int]]]
+    role: str = ROLE
 
     def train(self, launcher: Any = None, **groups: Any) -> Any:
         """Train; on SageMaker unless another launcher is given. Returns what `launch.train` does."""
@@ -95,6 +97,6 @@ def sage(
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.2)
     bucket = f"sage-{tmp_path.name.replace('_', '-').lower()}"[:60].strip("-")
     standin.client.create_bucket(Bucket=bucket)
-    yield Sage(standin, bucket, tiny_model, sentences(40, 3))
+    yield Sage(standin, bucket, tiny_model, sentences(40, 3), lambda count: sentences(count, 5))
     standin.close()
     sys.modules.pop("waiting", None)

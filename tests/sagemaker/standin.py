@@ -3,9 +3,11 @@
     python tests/sagemaker/standin.py        starts it by hand and prints the variables that lead to it (Ctrl-C ends it)
 
 Whatever is no request to SageMaker is Moto's (S3, CloudWatch Logs, Secrets Manager, IAM, STS, Service Quotas). A host
-is a process with a mount namespace of its own: it has `/opt/ml`, `/tmp/skytune` and `/etc/hosts` of a real one. Where
-that is not permitted (no root), `SKYTUNE_OPT_ML` and `SKYTUNE_SCRATCH` say where they are, and hosts are 127.0.0.x. All
-hosts share this machine's loopback: their ports differ, their networks do not. The "image" is this Python.
+is a process with a mount namespace of its own: it has `/opt/ml`, `/tmp/skytune` and `/etc/hosts` of a real one, and
+with a network of its own, whose eth0 leads to the other hosts and to these servers, and nowhere else. Where the first
+is not permitted (no root), `SKYTUNE_OPT_ML` and `SKYTUNE_SCRATCH` say where they are, and hosts are 127.0.0.x; where
+the second is not, all share this machine's loopback, and jobs of several hosts cannot run at once. The "image" is this
+Python.
 """
 
 import io
@@ -48,6 +50,59 @@ def namespaces() -> bool:
     words = ["unshare", "-m", "mount", "--bind", "/tmp", "/mnt"]
     try:
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+class Network:
+    """A bridge on this machine, and network namespaces on it, one for every host."""
+
+    def __init__(self) -> None:
+        self.name = self.part = ""
+        """Both empty where networks are not permitted."""
+        self.hosts: list[str] = []
+        for number in range(1, 255) if namespaces() else ():
+            if _ip("link", "add", f"sage{number}", "type", "bridge"):
+                self.name, self.part = f"sage{number}", f"10.231.{number}"
+                _ip("addr", "add", f"{self.gateway}/24", "dev", self.name)
+                _ip("link", "set", self.name, "up")
+                return
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+    @property
+    def gateway(self) -> str:
+        """The address of this machine."""
+        return f"{self.part}.1" if self else "127.0.0.1"
+
+    def join(self) -> tuple[str, str]:
+        """Return (namespace, address) of another host."""
+        number = len(self.hosts) + 2
+        name, cable, address = f"{self.name}-{number}", f"{self.name}c{number}", f"{self.part}.{number}"
+        self.hosts.append(name)
+        for words in (
+            ["netns", "add", name],
+            ["link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name],
+            ["link", "set", cable, "master", self.name, "up"],
+            ["-n", name, "addr", "add", f"{address}/24", "dev", "eth0"],
+            ["-n", name, "link", "set", "eth0", "up"],
+            ["-n", name, "link", "set", "lo", "up"],
+        ):
+            assert _ip(*words), words
+        return name, address
+
+    def close(self) -> None:
+        """Take all of it away."""
+        for name in self.hosts:
+            _ip("netns", "del", name)
+        if self:
+            _ip("link", "del", self.name)
+
+
+def _ip(*words: str) -> bool:
+    try:
+        return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         return False
 
@@ -98,7 +153,8 @@ class StandIn(S3):
     """The servers. What a test sets: `no_capacity`, `quota`, `when`, `grace`."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
+        self.network = Network()
+        super().__init__(self.network.gateway)
         self.folder = folder
         self.jobs: dict[str, TrainingJob] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
@@ -316,7 +372,10 @@ class StandIn(S3):
             return job.stop
         job.secondary = "Downloading"
         names = [f"algo-{n + 1}" if namespaces() else f"127.0.0.{n + 1}" for n in range(_count(job))]
-        job.hosts = [self._start(job, name, names) for name in names]
+        with self._lock:
+            places = [self.network.join() if self.network else ("", "127.0.0.1") for _ in names]
+        addresses = dict(zip(names, (address for _, address in places), strict=True))
+        job.hosts = [self._start(job, name, addresses, space) for name, (space, _) in zip(names, places, strict=True)]
         job.secondary, began = "Training", time.monotonic()
         before = job.trained
         killed = float("inf")
@@ -354,17 +413,25 @@ class StandIn(S3):
             return "failed"
         return "ended"
 
-    def _start(self, job: TrainingJob, name: str, names: list[str]) -> Host:
+    def _start(self, job: TrainingJob, name: str, addresses: dict[str, str], space: str) -> Host:
+        """Start a host.
+
+        Args:
+            addresses: of all hosts of the job, by name.
+            space: its network namespace; empty where it has none.
+        """
+        names = list(addresses)
         folder = self.folder / job.name / str(job.starts) / name
         ml = folder / "ml"
         for part in ("input/config", "input/data", "model", "output/data", "code"):
             (ml / part).mkdir(parents=True)
         (folder / "scratch").mkdir()
-        interface = "lo"
-        config = {"current_host": name, "hosts": names, "network_interface_name": interface}
+        config = {"current_host": name, "hosts": names, "network_interface_name": "eth0" if space else "lo"}
         (ml / "input/config/resourceconfig.json").write_text(json.dumps(config))
         (ml / "input/config/hyperparameters.json").write_text("{}")
-        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"127.0.0.1 {each}\n" for each in names))
+        (folder / "hosts").write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{addresses[each]} {each}\n" for each in names)
+        )
         for channel in job.request["InputDataConfig"]:
             self._download(_uri(channel), ml / "input/data" / channel["ChannelName"])
         env = {
@@ -385,7 +452,8 @@ class StandIn(S3):
                 Path(place).mkdir(parents=True, exist_ok=True)
             mounts = [("ml", "/opt/ml"), ("scratch", "/tmp/skytune"), ("hosts", "/etc/hosts")]
             script = " && ".join(f"mount --bind {folder / source} {target}" for source, target in mounts)
-            words = ["unshare", "-m", "sh", "-c", f'{script} && exec "$@"', "sh", *entry]
+            inside = ["ip", "netns", "exec", space] if space else []
+            words = [*inside, "unshare", "-m", "sh", "-c", f'{script} && exec "$@"', "sh", *entry]
         else:
             env |= {"SKYTUNE_OPT_ML": str(ml), "SKYTUNE_SCRATCH": str(folder / "scratch")}
             words = [word.replace("/opt/ml", str(ml)) for word in entry]
@@ -484,6 +552,7 @@ class StandIn(S3):
         for thread in self._threads:
             thread.join(20)
         self.server.shutdown()
+        self.network.close()
 
 
 class Refused(Exception):
