@@ -48,7 +48,8 @@ def main() -> int:
     if code:
         failure = ROOT / "output" / "failure"
         failure.parent.mkdir(parents=True, exist_ok=True)
-        failure.write_text("\n".join(lines)[-1000:], encoding="utf-8")
+        last = next((line for line in reversed(lines) if line.strip("=- ")), "")
+        failure.write_text(last[-1000:], encoding="utf-8")
     return code
 
 
