@@ -2,7 +2,6 @@
 
 import base64
 import functools
-import hashlib
 import io
 import os
 import re
@@ -22,7 +21,7 @@ from ..config import ConfigError, DataConfig, DataSource, UserError
 from ..models.source import first_line
 from .columns import Column, Columns
 from .rows import Rows
-from .splits import KEYS
+from .splits import KEYS, key_of
 
 IMAGE = "image"
 """Role of the column (`Rows.more`), and the column of bytes in a split."""
@@ -161,7 +160,7 @@ def look_at(rows: Rows, config: DataConfig, check: Callable[[bytes], str]) -> tu
         if data is None:
             return path, 0, "the image is missing"
         problem = problem or check(data)
-        return path, _key(data), f"{path or 'the image'} {problem}" if problem else ""
+        return path, key_of(data), f"{path or 'the image'} {problem}" if problem else ""
 
     return column, list(in_threads(look, len(column)))
 
@@ -208,10 +207,6 @@ def _resolved(root: str | None, path: str) -> tuple[str, str]:
         return str(place), "" if place.is_file() else f"is not there (looked for in {root or 'this folder'})"
     except (OSError, ValueError) as error:
         return path, f"cannot be looked for: {first_line(error)}"
-
-
-def _key(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def in_threads(function: Callable[[int], Any], count: int) -> Iterator[Any]:

@@ -135,7 +135,7 @@ def text_keys(rows: Rows, form: Callable[[str], str] = normalize) -> np.ndarray 
         pairs = None if rows.pair is None else rows.pair.slice(start, size).to_pylist()
         for offset, text in enumerate(texts):
             whole = form(text) if pairs is None else f"{form(text)}\0{form(pairs[offset])}"
-            keys[start + offset] = _key(whole.encode())
+            keys[start + offset] = key_of(whole.encode())
     return keys
 
 
@@ -143,8 +143,9 @@ def _number_keys(rows: Rows) -> np.ndarray | None:
     if rows.other is None or "input_ids" not in rows.other.column_names:
         return None
     ids = rows.other.with_format(None)["input_ids"]
-    return np.array([_key(np.asarray(row, dtype=np.int64).tobytes()) for row in ids], dtype=np.uint64)
+    return np.array([key_of(np.asarray(row, dtype=np.int64).tobytes()) for row in ids], dtype=np.uint64)
 
 
-def _key(data: bytes) -> int:
+def key_of(data: bytes) -> int:
+    """Return a 64-bit key of some bytes."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

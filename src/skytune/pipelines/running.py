@@ -164,7 +164,7 @@ def on_more(config: RunConfig, command: str, model: str, predicts: bool) -> list
     """
     found = []
     if config.pipeline is Pipeline.training and config.data.max_rows is not None:
-        words = [word for word in shlex.split(command) if not word.startswith("data.max_rows=")]
+        words = [word for word in shlex.split(command) if not word.startswith(("data.max_rows=", "debug="))]
         found.append(shlex.join([*words, "data.max_rows=null"]))
     if predicts:
         words = ["pipeline=predict", f"checkpoint={model}", "predict.input=FILE", "predict.output=out.csv"]

@@ -4,7 +4,8 @@ not at all."""
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,8 @@ def write_results(
             "data_fingerprint": fingerprint.get(name) if isinstance(fingerprint, Mapping) else fingerprint,
             "created": created,
         }
-        try:
+        with _writing(path):
             write_json(path, values)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         paths.append(path)
     return paths
 
@@ -68,9 +67,14 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         UserError: it cannot be written.
     """
+    with _writing(path), replacing(path) as part:
+        part.write_bytes(content)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        with replacing(path) as part:
-            part.write_bytes(content)
+        yield
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 

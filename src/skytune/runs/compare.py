@@ -1,7 +1,6 @@
 """What two runs differ in: keys, rows, packages, code, machines; from which step on their losses differ; and whether
 their scores differ by more than chance, on the rows that both have scored."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 
 from ..common.mappings import flatten
 from ..config import RunConfig, UserError
-from ..data.splits import normalize
+from ..data.splits import key_of, normalize
 from ..data.tables import content_hash, read_split
 from ..job import JobDir
 from ..launch.run_dir import identity_config
@@ -170,13 +169,9 @@ def _keys(run: RunRecord, table: Any) -> np.ndarray:
 
         tokenizer = read_tokenizer(str(folder))
         texts = tokenizer.batch_decode(table["input_ids"].to_pylist(), skip_special_tokens=True)
-        return np.array([_key(normalize(text)) for text in texts], np.uint64)
+        return np.array([key_of(normalize(text).encode()) for text in texts], np.uint64)
     rows = table.select(columns).to_pylist()
-    return np.array([_key(repr(row)) for row in rows], np.uint64)
-
-
-def _key(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return np.array([key_of(repr(row).encode()) for row in rows], np.uint64)
 
 
 def _test_rows(first: RunRecord, second: RunRecord) -> tuple[tuple[np.ndarray, np.ndarray] | None, int] | None:

@@ -68,17 +68,11 @@ def paired(first: np.ndarray, second: np.ndarray, seed: int = 0) -> Paired:
 def matched(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions in two lists of keys of what stands in both, in the order of the first; what stands there
     several times is matched as often as both have it, in order."""
-    order, other = np.argsort(first, kind="stable"), np.argsort(second, kind="stable")
-    one, two = _numbered(first[order]), _numbered(second[other])
-    _, left, right = np.intersect1d(one, two, assume_unique=True, return_indices=True)
-    rows = np.argsort(order[left], kind="stable")
-    return order[left][rows], other[right][rows]
+    import pandas as pd
 
+    def numbered(keys: np.ndarray) -> pd.DataFrame:
+        rows = pd.DataFrame({"key": keys, "row": np.arange(len(keys))})
+        return rows.assign(count=rows.groupby("key").cumcount())  # the number of each among its equals
 
-def _numbered(ordered: np.ndarray) -> np.ndarray:
-    """Return sorted keys with the number of each among its equals beside it."""
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, np.int64)
-    count = np.arange(len(ordered)) - np.repeat(starts, np.diff(np.r_[starts, len(ordered)]))
-    found = np.empty(len(ordered), [("key", ordered.dtype), ("count", np.int64)])
-    found["key"], found["count"] = ordered, count
-    return found
+    found = numbered(first).merge(numbered(second), on=["key", "count"]).sort_values("row_x")
+    return found["row_x"].to_numpy(), found["row_y"].to_numpy()

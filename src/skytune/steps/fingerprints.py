@@ -22,7 +22,7 @@ import skytune
 from ..config import PACKAGED, RunConfig, to_dict
 from ..launch.run_dir import deciding_metrics
 from ..models.hashing import parse
-from ..tasks.metrics import module_script
+from ..tasks.own_metrics import module_script
 
 ROOTS = {
     "load_data": ("skytune.data.prepare", "skytune.data.tables", "skytune.tasks"),

@@ -17,7 +17,7 @@ from ..data.tokens import with_labels
 from ..models.head import Head
 from .metrics import Answers, best_threshold, measure
 from .packaged_metrics import packaged
-from .task import Collected, Scored, Scoring, Section, Task, dense, texts_at
+from .task import Collected, Scored, Scoring, Section, Task, check_scorable, dense, texts_at
 from .text_classification import collect
 
 SEPARATOR = ";"
@@ -153,10 +153,9 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
     from scipy.special import expit
 
     logits, truth = dense(collected, np.float64), dense(targets, np.int64)
-    if not len(truth) or logits.shape != truth.shape:
+    if logits.shape != truth.shape:
         raise UserError(f"cannot score logits of shape {logits.shape} against labels of shape {truth.shape}")
-    if not np.isfinite(logits).all():
-        raise UserError("the model's logits are not finite: it diverged, try a smaller optimizer.lr or precision=fp32")
+    check_scorable(logits, len(truth))
     shares = expit(logits)
     found = (shares >= thresholds_of(scoring)).astype(np.int64)
 

@@ -126,15 +126,18 @@ def _of_sets(name: str, truth: np.ndarray, found: np.ndarray) -> float:
     return float(function(truth, found, average=average or "macro", zero_division=0))
 
 
-def entities(truth: list[list[str]], found: list[list[str]]) -> list[tuple[str, dict[str, float]]]:
-    """Return precision, recall, f1-score and support of every type of entity, by name; tags as in `_of_entities`."""
+def entities(truth: list[list[str]], found: list[list[str]]) -> list[list[Any]]:
+    """Return name, precision, recall, F1 and support of every type of entity; tags as in `_of_entities`."""
     from seqeval.metrics import classification_report
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = classification_report(_tags(truth), _tags(found), output_dict=True, zero_division=0)
-    plain = {name: {key: number.item() for key, number in values.items()} for name, values in report.items()}
-    return [(name, values) for name, values in plain.items() if not name.endswith(" avg")]
+    return [
+        [name, *(number.item() for number in values.values())]  # in this order
+        for name, values in report.items()
+        if not name.endswith(" avg")
+    ]
 
 
 def _of_entities(name: str, truth: list[list[str]], found: list[list[str]]) -> float:

@@ -20,7 +20,7 @@ from ..models.head import Head
 from ..models.outputs import logits_of
 from .metrics import Answers, measure
 from .packaged_metrics import packaged
-from .task import Collected, Scored, Scoring, Section, Task, dense, texts_at
+from .task import Collected, Scored, Scoring, Section, Task, check_scorable, dense, texts_at
 
 if TYPE_CHECKING:
     import torch
@@ -140,15 +140,9 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
         UserError: no rows; numbers that are not finite.
     """
     found, truth = dense(collected, np.float64), dense(targets, np.float64)
-    if not len(truth):
-        raise UserError("nothing to score: the split has 0 rows")
-    if found.shape != truth.shape:
+    if len(truth) and found.shape != truth.shape:
         raise UserError(f"the model gives {found.shape[1]} numbers a row, the data has {truth.shape[1]}")
-    if (broken := np.flatnonzero(~np.isfinite(found).all(axis=1))).size:
-        raise UserError(
-            f"the model's numbers are not finite for {broken.size} of {len(truth)} rows (the first is row "
-            f"{int(broken[0])}): it diverged, try a smaller optimizer.lr or precision=fp32"
-        )
+    check_scorable(found, len(truth), "numbers")
     _, std = scale_of(scoring.settings, truth.shape[1])
 
     def number(name: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import EvalConfig, RunConfig
+from ..config import EvalConfig, RunConfig, UserError
 from ..data.batches import Ragged, TokenTable
 from ..data.targets import Reading
 from ..models.head import Head
@@ -137,6 +137,22 @@ def dense(values: "np.ndarray | Ragged", kind: Any) -> np.ndarray:
     """Return rows that all have one length as an array [n, k] of a type."""
     found = values.dense() if isinstance(values, Ragged) else values
     return np.asarray(found.reshape(len(found), -1), dtype=kind)
+
+
+def check_scorable(values: np.ndarray, rows: int, what: str = "logits") -> None:
+    """Refuse what a task cannot score.
+
+    Raises:
+        UserError: no rows; numbers that are not finite.
+    """
+    if not rows:
+        raise UserError("nothing to score: the split has 0 rows")
+    broken = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+    if broken.size:
+        raise UserError(
+            f"the model's {what} are not finite for {broken.size} of {len(values)} rows (the first is row "
+            f"{int(broken[0])}): it diverged, try a smaller optimizer.lr or precision=fp32"
+        )
 
 
 def texts_at(scoring: Scoring, rows: np.ndarray | Sequence[int]) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from ..models.outputs import logits_of
 from ..models.tokenizer import see_blanks
 from .metrics import Answers, measure
 from .packaged_metrics import entities, packaged
-from .task import Collected, Scored, Scoring, Section, Shown, Task
+from .task import Collected, Scored, Scoring, Section, Shown, Task, check_scorable
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +42,7 @@ def arrange(rows: Rows, config: DataConfig) -> Rows:
     """Return rows whose words (and tags) are lists, and name those in which they do not fit together."""
     words = as_lists(rows, rows.more[WORDS])
     tags = None if rows.label is None else as_lists(rows, rows.label)
-    named = rows.names or []
-    odd = dict(rows.odd)
+    named, odd = rows.names or [], dict(rows.odd)
     for row, (found, told) in enumerate(zip(words, tags or [None] * len(words), strict=True)):
         if not found:
             odd[row] = "there are no words"
@@ -179,10 +178,9 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
     logits = collected.values.reshape(-1, len(names)).astype(np.float64)
     counted = targets.values != IGNORED
     truth, ends = targets.values[counted], np.concatenate([[0], np.cumsum(counted)])[targets.offsets]
-    if not rows or len(truth) != len(logits):
-        raise UserError(f"nothing to score: {rows} rows, {len(truth)} words, {len(logits)} predictions")
-    if not np.isfinite(logits).all():
-        raise UserError("the model's logits are not finite: it diverged, try a smaller optimizer.lr or precision=fp32")
+    if len(truth) != len(logits):
+        raise UserError(f"cannot score {len(logits)} predictions against {len(truth)} words")
+    check_scorable(logits, rows)
     found = logits.argmax(axis=1)
 
     def by_row(numbers: np.ndarray) -> list[list[str]]:
@@ -192,17 +190,15 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
     predictions, references = by_row(found), by_row(truth)
 
     def number(name: str) -> dict[str, float]:
-        if name == "loss":
-            return dict(packaged(name).compute(predictions=logits, references=truth))
-        if name == "accuracy":
-            return dict(packaged(name).compute(predictions=found, references=truth))
-        return dict(packaged(name).compute(predictions=predictions, references=references))
+        given, true = {"loss": (logits, truth), "accuracy": (found, truth)}.get(name, (predictions, references))
+        return dict(packaged(name).compute(predictions=given, references=true))
 
     metrics = measure(scoring.metrics, scoring.extra, Answers(predictions, references, logits), number)
     if scoring.shown is None:
         return Scored(dict(metrics), rows)
     assert isinstance(scoring.shown, Shown)
-    table = _by_type(references, predictions)
+    columns = ["type", "precision", "recall", "F1", "entities"]
+    table = {"columns": columns, "rows": entities(references, predictions)}
     wrong = [row for row in range(rows) if predictions[row] != references[row]]
     wrong.sort(key=lambda row: -sum(a != b for a, b in zip(predictions[row], references[row], strict=True)))
     parts = [
@@ -217,12 +213,6 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
         results={"types": table["rows"]},
         sections=[Section("table", table, "By type"), Section("spans", {"rows": parts, "note": note}, "Entities")],
     )
-
-
-def _by_type(references: list[list[str]], predictions: list[list[str]]) -> dict[str, Any]:
-    keys = ("precision", "recall", "f1-score", "support")
-    rows = [[name, *(numbers[key] for key in keys)] for name, numbers in entities(references, predictions)]
-    return {"columns": ["type", "precision", "recall", "F1", "entities"], "rows": rows}
 
 
 def _parts(shown: Shown, row: int, truth: list[str], found: list[str]) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from ...config.schema.tracking import AUTO
 from ...config.targets import split_spec
 from ...data.linking import link_or_copy
 from ...job import JobDir
-from ...tasks.metrics import module_script
+from ...tasks.own_metrics import module_script
 
 LIMIT_MB = 5.0
 """Code larger than this is a mistake: data, a virtual environment, outputs."""
