@@ -77,34 +77,31 @@ def run(words: argparse.Namespace) -> int:
     """Do what the words say; return the exit code."""
     from skytune.config.targets import import_plugins
     from skytune.serve.requests import Limits
-    from skytune.serve.server import ServeOptions, serve
+    from skytune.serve.server import serve
 
     if words.queue < words.max_rows:
         raise UserError(f"--queue {words.queue}: a request of --max-rows {words.max_rows} would never be taken")
     import_plugins(words.plugins)
-    data = {} if words.max_length is None else {"max_length": words.max_length}
     if words.threads:
         import torch
 
         torch.set_num_threads(words.threads)
     serve(
-        ServeOptions(
-            checkpoint=words.checkpoint,
-            host=words.host,
-            port=words.port,
-            batch_size=words.batch_size,
-            queue=words.queue,
-            limits=Limits(rows=words.max_rows, characters=words.max_characters, body_bytes=words.max_body),
-            grace_seconds=words.grace,
-            run={
-                "task": {"name": words.task},
-                "plugins": words.plugins,
-                "trust": words.trust,
-                "precision": words.precision,
-                "compute": {"device": words.device},
-                "data": data,
-            },
-        )
+        words.checkpoint,
+        {
+            "task": {"name": words.task},
+            "plugins": words.plugins,
+            "trust": words.trust,
+            "precision": words.precision,
+            "compute": {"device": words.device},
+            "data": {} if words.max_length is None else {"max_length": words.max_length},
+        },
+        host=words.host,
+        port=words.port,
+        batch_size=words.batch_size,
+        queue=words.queue,
+        limits=Limits(rows=words.max_rows, characters=words.max_characters, body_bytes=words.max_body),
+        grace_seconds=words.grace,
     )
     return EXIT_OK
 

@@ -223,6 +223,7 @@ def test_what_cannot_be_served_is_said_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = str(saved("text-classification"))
+    capsys.readouterr()  # what making it has written
 
     def line_of(*words: str) -> str:
         assert command(*words) == 1

@@ -7,19 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jinja2
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from markdown_it import MarkdownIt
 
 import skytune
 
-from ..config import UserError
-from ..job import read_json
+from ..common.json import load_json
 from ..launch.run_dir import model_name
+from ..report.page import render
 from .predictor import Predictor
 from .requests import Limits
 
-HERE = Path(__file__).parent
-SCRIPT = (HERE / "page.js").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 CSP = (
     "default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     f"frame-ancestors 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
@@ -33,13 +32,13 @@ def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int) 
     """Return what the page says of a model: `name`, `task`, `version`, `device`, `card`, `scores`, `facts`."""
     folder, names = Path(predictor.saved.folder), predictor.scoring.names
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-    card, scores = folder / "README.md", {}
+    card = folder / "README.md"
     try:
-        results = read_json(folder / "test_results.json") if (folder / "test_results.json").is_file() else {}
-        scores = {name: value for name, value in results["metrics"].items() if isinstance(value, float)}
+        results = load_json((folder / "test_results.json").read_bytes(), dict)
         rows = int(results["n_rows"])
-    except (UserError, LookupError, TypeError, AttributeError, ValueError):
-        rows = 0  # nobody has scored it here, or not in our form
+        scores = {name: value for name, value in results["metrics"].items() if isinstance(value, float)}
+    except (OSError, LookupError, TypeError, AttributeError, ValueError):
+        rows, scores = 0, {}  # nobody has scored it here, or not in our form
     limit = f"cut at {predictor.limit:,} tokens" if predictor.limit else "not cut"
     return {
         "name": model_name(str(predictor.checkpoint)),
@@ -47,7 +46,7 @@ def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int) 
         "version": skytune.__version__,
         "device": predictor.world.device.type,
         "card": card.read_bytes()[:LARGEST_CARD].decode(errors="replace") if card.is_file() else "",
-        "scores": scores if rows else {},
+        "scores": scores,
         "scored_rows": rows,
         "facts": {
             "task": predictor.task.name,
@@ -62,25 +61,16 @@ def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int) 
 
 def page(facts: dict[str, Any], openapi: dict[str, Any]) -> str:
     """Return the page for what `facts_of` returned and FastAPI's description of the interface."""
-    surroundings = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     # Of what a card's author wrote, HTML is shown as text, and addresses that run something are no links.
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    card = markdown.render(_body(facts["card"]))
-    surroundings.filters["inline"] = markdown.renderInline
     schema = openapi["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    return surroundings.get_template("page.html.jinja").render(
+    return render(
+        "serving.html.jinja",
         facts=facts,
-        card=card,
+        card=markdown.render(REGEX_YAML_BLOCK.sub("", facts["card"], count=1)),
         paths=openapi["paths"],
+        inline=markdown.renderInline,
         schema=json.dumps({key: value for key, value in schema.items() if key != "example"}, indent=2),
         example=json.dumps(schema["example"]),
-        css=(HERE.parent / "report" / "page.css").read_text(encoding="utf-8"),
         script=SCRIPT,
     )
-
-
-def _body(card: str) -> str:
-    """Return a card without the metadata at its beginning."""
-    if card.startswith("---\n"):
-        return card[4:].partition("\n---\n")[2]
-    return card

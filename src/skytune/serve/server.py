@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
@@ -32,21 +31,6 @@ QUIET_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep connections (httpx 5 s, many proxies 60 s): it is they who close those that idle, so that no
 request meets one that is being closed."""
-
-
-@dataclass(kw_only=True)
-class ServeOptions:
-    """What `src/serve.py` is told."""
-
-    checkpoint: str
-    host: str = "127.0.0.1"
-    port: int = 8000
-    batch_size: int = 32
-    queue: int = 1024
-    limits: Limits = field(default_factory=Limits)
-    grace_seconds: int = 30
-    run: dict[str, Any] = field(default_factory=dict)
-    """Keys of a run: task, plugins, trust, precision, compute, data.max_length."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -86,8 +70,24 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(options: ServeOptions) -> None:
+def serve(
+    checkpoint: str,
+    run: dict[str, Any],
+    *,
+    host: str,
+    port: int,
+    batch_size: int,
+    queue: int,
+    limits: Limits,
+    grace_seconds: int,
+) -> None:
     """Serve a trained model until SIGTERM or Ctrl-C.
+
+    Args:
+        run: keys of a run: task, plugins, trust, precision, compute, data.max_length.
+        batch_size: most rows of a micro-batch.
+        queue: most rows that wait.
+        grace_seconds: for what was asked, at the end.
 
     Raises:
         UserError: no model, no place to listen at, or nothing to serve it with.
@@ -95,14 +95,14 @@ def serve(options: ServeOptions) -> None:
     token = os.environ.get(TOKEN)
     if token is not None and not token.strip():
         raise ConfigError(f"{TOKEN} is empty: give it a value, or unset it to serve without a token")
-    place = _bind(options.host, options.port)
+    place = _bind(host, port)
     host, port = place.getsockname()[:2]
-    run = RunConfig.parse({**options.run, "eval": {"batch_size": options.batch_size}})
-    predictor = Predictor(options.checkpoint, run)
-    facts = facts_of(predictor, options.limits, options.batch_size, options.queue)
-    reader = Reader(predictor.form, options.limits, token and token.strip())
-    traffic = make_app(predictor, reader, batch_size=options.batch_size, queue=options.queue, facts=facts)
-    config = uvicorn.Config(
+    config = RunConfig.parse({**run, "eval": {"batch_size": batch_size}})
+    predictor = Predictor(checkpoint, config)
+    facts = facts_of(predictor, limits, batch_size, queue)
+    reader = Reader(predictor.form, limits, token and token.strip())
+    traffic = make_app(predictor, reader, batch_size=batch_size, queue=queue, facts=facts)
+    settings = uvicorn.Config(
         traffic,
         log_level="warning",
         access_log=False,
@@ -110,7 +110,7 @@ def serve(options: ServeOptions) -> None:
         http="h11",
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=options.grace_seconds,
+        timeout_graceful_shutdown=grace_seconds,
         server_header=False,
     )
     shown = f"[{host}]" if ":" in host else host
@@ -122,7 +122,7 @@ def serve(options: ServeOptions) -> None:
     gc.collect()
     gc.freeze()
     with quiet("transformers"):  # once, and not for every batch
-        DrainingServer(config, traffic, options.grace_seconds, told).run([place])
+        DrainingServer(settings, traffic, grace_seconds, told).run([place])
 
 
 def _bind(host: str, port: int) -> socket.socket:
