@@ -79,7 +79,7 @@ def checks(account: Account, machine: Mapping[str, Any]) -> list[Check]:
 
 def _machine(kind: str, asked: str) -> Finding:
     check_machine(from_dict(ComputeConfig, {"instance_type": kind}, "compute"), SageMakerConfig())
-    gpus = gpus_of(kind, SageMakerConfig())
+    gpus = gpus_of(kind)
     return Finding(Level.ok, "machine", f"{asked}: a training job of SageMaker, {gpus or 'no'} GPUs each")
 
 

@@ -1,6 +1,7 @@
 """Numbers as a person reads them."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 MISSING = "n/a"
@@ -44,6 +45,14 @@ def duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def columns(rows: Sequence[Sequence[str]], align: str = "<") -> list[str]:
+    """Return rows of cells as lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{align}{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def counted(count: int, noun: str) -> str:

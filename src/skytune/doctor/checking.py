@@ -7,6 +7,7 @@ from ..aws import skypilot
 from ..common.background import Pending
 from ..common.findings import Finding, Level
 from ..config import ConfigError, UserError
+from ..launch.remote.machine import SIZE
 from ..stacks import environment, files
 from ..stacks.options import StackOptions, described, names_of, settings_of
 from .report import line
@@ -53,13 +54,13 @@ def check(asked: StackOptions) -> int:
         return _verdict(counts, asked, started)
     base = dict(found.settings) if found else settings_of(asked, file or files.StackFile())
     if machine:
-        base = {key: value for key, value in base.items() if key not in files.SIZE}
+        base = {key: value for key, value in base.items() if key not in SIZE}
     base.update(machine)
     if asked.spot is not None:
         base["use_spot"] = asked.spot
     own = names_of(asked.name, account, asked.bucket or (found.bucket if found else file.bucket if file else None))
     until = max(started + asked.timeout, time.monotonic() + preflight.LEAST_SECONDS)
-    for finding in preflight.examine(account, own, base, any(base.get(key) for key in files.SIZE), until):
+    for finding in preflight.examine(account, own, base, any(base.get(key) for key in SIZE), until):
         show(finding)
     return _verdict(counts, asked, started)
 

@@ -30,7 +30,7 @@ def build_search_page(*, name: str, found: Found, space: Mapping[str, str], comm
         space: values by key, as they are written.
         command: runs the winner.
     """
-    trials = sorted(found["trials"], key=lambda one: _rank(one, maximize=found["maximize"]))
+    trials, keys = ranked(found)
     return render(
         "search.html.jinja",
         title=name,
@@ -38,7 +38,7 @@ def build_search_page(*, name: str, found: Found, space: Mapping[str, str], comm
         cards=_cards(found),
         charts=_charts(found, space),
         share=_share,
-        keys=list(dict.fromkeys(key for one in trials for key in one["setting"])),
+        keys=keys,
         trials=trials,
         rungs=found["rungs"],
         metric=found["metric"],
@@ -54,10 +54,20 @@ def build_search_page(*, name: str, found: Found, space: Mapping[str, str], comm
     )
 
 
-def _rank(one: Mapping[str, Any], *, maximize: bool) -> tuple[float, ...]:
-    score = one["scores"][-1] if one["scores"] else None
-    last = math.inf if score is None else -score if maximize else score
-    return (-one["rung"], last, one["number"])
+def ranked(found: Found) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the trials, those of the highest rungs and the best of them first, and the keys of their settings."""
+
+    def place(one: Mapping[str, Any]) -> tuple[float, ...]:
+        score = one["scores"][-1] if one["scores"] else None
+        return (-one["rung"], math.inf if score is None else -score if found["maximize"] else score, one["number"])
+
+    trials = sorted(found["trials"], key=place)
+    return trials, list(dict.fromkeys(key for one in trials for key in one["setting"]))
+
+
+def with_half(shown: str, half: float | None) -> str:
+    """Return a mean with half the width of its interval, where that is known."""
+    return shown if half is None else f"{shown} ± {number(half)}"
 
 
 def _subtitle(found: Found) -> str:
@@ -75,11 +85,10 @@ def _cards(found: Found) -> list[dict[str, str]]:
     winner, one, price = found["winner"], found["confirmation"], found["usd_per_hour"]
     cards = []
     if winner is not None:
-        wide = "" if winner["half_width"] is None else f" ± {number(winner['half_width'])}"
         cards += [
             {
                 "name": f"best {found['metric']}",
-                "value": number(winner["score"]) + wide,
+                "value": with_half(number(winner["score"]), winner["half_width"]),
                 "note": f"trial {winner['number']}, validation: it chose the settings",
             },
             {
@@ -89,11 +98,10 @@ def _cards(found: Found) -> list[dict[str, str]]:
             },
         ]
     if one is not None:
-        half = "" if one["difference_half_width"] is None else f" ± {number(one['difference_half_width'])}"
         cards.append(
             {
                 "name": "against the plain configuration",
-                "value": f"{one['difference']:+.3f}{half}",
+                "value": with_half(f"{one['difference']:+.3f}", one["difference_half_width"]),
                 "note": f"test {found['metric']}, {len(one['best'])} other seeds: {one['verdict']}",
             }
         )

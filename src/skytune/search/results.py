@@ -2,13 +2,12 @@
 the plain configuration at all; as plain values for the page, the summary and `search.take`."""
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..common.text import counted, duration, number, percent
+from ..common.text import columns, counted, duration, number, percent
 from ..config import RunConfig, UserError, to_dict
 from ..config.folders import home
 from ..config.schema.search import shown
@@ -17,12 +16,13 @@ from ..launch import Launcher
 from ..launch.run_dir import slug
 from ..pricing.cost import dollars
 from ..report.scoring import write_file
+from ..study.insights import half_width
 from ..study.table import CSV, frame, write_table
 from .budget import allowed_seconds, check_budget, elapsed
 from .driver import Search, run_search
 from .ladder import Ladder, ladder_of
 from .metric import scores_of
-from .page import build_search_page
+from .page import build_search_page, ranked, with_half
 from .proposer import TrialScore, importances, write_journal
 from .record import FAILED, Trial, read_record, score_at, search_store
 from .space import described, search_name
@@ -33,18 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAGE, JOURNAL = "report.html", "optuna.journal"
-
-LEVEL = 0.95
-"""Of all intervals."""
-
-
-def interval(values: Sequence[float]) -> float | None:
-    """Return half the width of the mean's confidence interval (Student's t); None for fewer than two values."""
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return None
-    return float(t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def results(
@@ -118,7 +106,7 @@ def findings(search: Search) -> dict[str, Any]:
         "usd": search.spent(),
         "max_usd": search.design.max_usd,
         "importance": importances(search.space, first, maximize=search.maximize),
-        "samples": sum(_samples(record.row(cell)) for trial in record.trials for cell in trial.cells),
+        "samples": sum(int(record.row(cell).get("samples") or 0) for trial in record.trials for cell in trial.cells),
         "repetitions": len(search.space.repetitions),
         "winner": None,
         "confirmation": None,
@@ -140,7 +128,7 @@ def _trial(search: Search, trial: Trial) -> dict[str, Any]:
         "setting": trial.setting,
         "rung": highest,
         "scores": [search.record.score(trial, rung) for rung in range(highest + 1)],
-        "half_width": interval(values),
+        "half_width": half_width(values),
         "status": FAILED if search.record.failed(trial) else str(rows[0].get("status") or "not run"),
         "reason": next((str(row["reason"]) for row in rows if row.get("reason")), ""),
     }
@@ -204,16 +192,12 @@ def _paired(search: Search, winner: Trial) -> list[dict[str, Any]]:
 def _difference(ours: Sequence[float], others: Sequence[float], *, maximize: bool) -> dict[str, Any]:
     """Return the mean of the paired differences (above 0: ours is better), half of its interval, and what that says."""
     apart = [(a - b) if maximize else (b - a) for a, b in zip(ours, others, strict=True)]
-    mean, half = float(np.mean(apart)), interval(apart)
+    mean, half = float(np.mean(apart)), half_width(apart)
     if half is None or abs(mean) <= half:
         verdict = "no better than seed noise"
     else:
         verdict = "better" if mean > 0 else "worse"
     return {"difference": mean, "difference_half_width": half, "verdict": verdict}
-
-
-def _samples(row: Mapping[str, Any]) -> int:
-    return int(row.get("samples") or 0)
 
 
 def draw(config: RunConfig, table: "pd.DataFrame") -> str:
@@ -245,12 +229,8 @@ def in_numbers(config: RunConfig) -> dict[str, float]:
     found = (read_record(search_store(search_name(config))) or {}).get("result") or {}
     winner = found.get("winner") or {}
     numbers = {"trials": len(found["trials"]), "seconds": found["seconds"], "failed": found["failed"]}
-    best = {
-        "best_trial": winner.get("number"),
-        "best_score": winner.get("score"),
-        "test_score": winner.get("test_score"),
-    }
-    return {**numbers, **{name: value for name, value in best.items() if value is not None}}
+    best = {"best_trial": "number", "best_score": "score", "test_score": "test_score"}
+    return numbers | {name: winner[key] for name, key in best.items() if winner.get(key) is not None}
 
 
 def checked_plan(config: RunConfig) -> str:
@@ -296,18 +276,17 @@ def summary(config: RunConfig) -> tuple[str, str, str]:
     lines = [rule, *_table_lines(found)]
     best = found["winner"]
     if best is not None:
-        wide = f" ± {number(best['half_width'])}" if best["half_width"] is not None else ""
+        score = with_half(number(best["score"]), best["half_width"])
         lines.append(f"  best       trial {best['number']}: {described(best['setting'])}")
-        lines.append(f"  score      {metric} {number(best['score'])}{wide} on the validation split, which chose it")
+        lines.append(f"  score      {metric} {score} on the validation split, which chose it")
         lines.append(f"  test       {metric} {number(best['test_score'])}; the test split chose nothing")
     if found["importance"]:
         shares = ", ".join(f"{key} {percent(share, 0)}" for key, share in found["importance"].items())
         lines.append(f"  matters    {shares} of the variance of the scores (fANOVA)")
     if found["confirmation"]:
         lines.append(f"  confirmed  {confirmed(found)}")
-    lines += [f"  trial {one['number']} failed: {one['reason']}" for one in found["trials"] if one["status"] == FAILED][
-        :5
-    ]
+    failed = [one for one in found["trials"] if one["status"] == FAILED]
+    lines += [f"  trial {one['number']} failed: {one['reason']}" for one in failed[:5]]
     lines.append(f"  page       {store.path / PAGE}")
     lines.append(f"  table      {store.path / CSV}")
     if best is not None:
@@ -320,12 +299,11 @@ def summary(config: RunConfig) -> tuple[str, str, str]:
 def confirmed(found: Mapping[str, Any]) -> str:
     """Return the honest comparison in a sentence."""
     one, metric = found["confirmation"], found["metric"]
-    half = one["difference_half_width"]
-    wide = f" ± {number(half)}" if half is not None else ""
+    difference = with_half(number(one["difference"]), one["difference_half_width"])
     best, plain = (number(float(np.mean(one[which]))) for which in ("best", "plain"))
     return (
         f"over {counted(len(one['best']), 'other seed')} the test {metric} is {best}, that of the plain configuration "
-        f"{plain}: difference {number(one['difference'])}{wide}, {one['verdict']}"
+        f"{plain}: difference {difference}, {one['verdict']}"
     )
 
 
@@ -348,21 +326,16 @@ def spent_line(found: Mapping[str, Any]) -> str:
 
 def _table_lines(found: Mapping[str, Any], most: int = 10) -> list[str]:
     """Return the best trials as lines, those of the highest rungs first."""
-    sign = -1 if found["maximize"] else 1
-    ranked = sorted(
-        (one for one in found["trials"] if one["rung"] >= 0),
-        key=lambda one: (-one["rung"], sign * one["scores"][-1], one["number"]),
-    )
-    keys = list(dict.fromkeys(key for one in ranked for key in one["setting"]))
+    trials, keys = ranked(found)
+    trials = [one for one in trials if one["rung"] >= 0]
     rows = [["trial", "rung", found["metric"], *keys]]
-    for one in ranked[:most]:
+    for one in trials[:most]:
         setting = [shown(one["setting"][key]) if key in one["setting"] else "" for key in keys]
         rows.append(
             [str(one["number"]), f"{one['rung'] + 1}/{len(found['rungs'])}", number(one["scores"][-1]), *setting]
         )
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return [*lines, f"... and {len(ranked) - most} more in the table"] if len(ranked) > most else lines
+    lines = columns(rows, ">")
+    return [*lines, f"... and {len(trials) - most} more in the table"] if len(trials) > most else lines
 
 
 def taken(name: str) -> dict[str, Any]:

@@ -8,14 +8,9 @@ import yaml
 
 from ..config import ConfigError, from_dict
 from ..config.cli_grammar import INSTANCE_TYPE
+from ..launch.remote.machine import HERE
 
 T = TypeVar("T")
-
-HERE = ("device", "packed", "local", "usd_per_hour")
-"""Keys of `compute` that say nothing of a machine in the cloud."""
-
-SIZE = ("instance_type", "accelerators", "cpus", "memory")
-"""Keys that say which machine it is."""
 
 
 @dataclass(kw_only=True)

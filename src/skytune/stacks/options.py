@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ComputeConfig
 from ..config.schema.sagemaker import PREFIX
+from ..launch.remote.machine import SIZE
 from . import files
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def names_of(stack: str, account: "Account", bucket: str | None) -> "Names":
 
 def described(stack: "Registered") -> str:
     """Return where a stack is and what its machines are, in words."""
-    size = next((str(stack.settings[key]) for key in files.SIZE if stack.settings.get(key)), "no machine of its own")
+    size = next((str(stack.settings[key]) for key in SIZE if stack.settings.get(key)), "no machine of its own")
     many = f"{stack.settings['num_nodes']} x " if int(stack.settings.get("num_nodes") or 1) > 1 else ""
     market = "spot" if stack.settings.get("use_spot") else "on demand"
     return f"{CLOUD} {stack.region}, s3://{stack.bucket}, {many}{size}, {market}"

@@ -14,9 +14,9 @@ from ..config import ComputeConfig, NotReachable, Preempted, RunConfig, UserErro
 from ..data import Prepared
 from ..distributed.preemption import FLAG_FILE
 from ..job import JobDir
-from ..launch import Launcher, SkyPilotLauncher
+from ..launch import Launcher
+from ..launch.remote.attempts import RemoteLauncher
 from ..launch.run_job import JobResult
-from ..launch.sagemaker import SageMakerLauncher
 from ..pricing.cost import Attempt, Cost
 from .dataset_cache import DATA, MODEL, Splits, model_print, too_few
 from .plan import LEAST_S, Planned
@@ -252,7 +252,7 @@ class CellRunner:
         row: dict[str, Any] = {}
         try:
             config = cell.config
-            if isinstance(brings, (SkyPilotLauncher, SageMakerLauncher)):
+            if isinstance(brings, RemoteLauncher):
                 config = brings.completed(config)
             outcome = self.train(planned, config, prepared, Watched(brings, lambda job: _begun(running, job)))
             attempts = self._ended(running, outcome.result["status"])

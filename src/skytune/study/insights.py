@@ -33,6 +33,15 @@ NUMBERS = (
 )
 
 
+def half_width(values: Sequence[float], level: float = 0.95) -> float | None:
+    """Return half the width of a mean's confidence interval (Student's t); None for fewer than two values."""
+    from scipy.stats import t
+
+    if len(values) < 2:
+        return None
+    return float(t.ppf(0.5 + level / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
 @dataclass(frozen=True)
 class Group:
     """The repetitions of one combination of levels."""
@@ -55,13 +64,8 @@ class Group:
         return float(np.mean(found)) if found else None
 
     def half_width(self, column: str, level: float = 0.95) -> float | None:
-        """Half the width of the mean's confidence interval (Student's t); None for fewer than two seeds."""
-        found = self.values[column]
-        if len(found) < 2:
-            return None
-        from scipy.stats import t
-
-        return float(t.ppf(0.5 + level / 2, len(found) - 1) * np.std(found, ddof=1) / math.sqrt(len(found)))
+        """Half the width of the mean's confidence interval; None for fewer than two seeds."""
+        return half_width(self.values[column], level)
 
     @property
     def label(self) -> str:

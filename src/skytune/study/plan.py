@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..common.text import MISSING, duration
+from ..common.text import MISSING, columns, duration
 from ..config import ConfigError, RunConfig
 from ..pricing.cost import Cost, dollars
 from ..pricing.prices import Price, price_of
@@ -206,8 +206,7 @@ def _forecast(
 
 def plan_text(plan: Plan) -> str:
     """Return the plan for a person: every cell with its expected time and dollars, and the sums."""
-    head = ("id", "cell", "devices", "batch", "price/h", "expected time", "expected cost", "basis")
-    lines = [head]
+    lines = [("id", "cell", "devices", "batch", "price/h", "expected time", "expected cost", "basis")]
     for planned in plan.cells:
         forecast, cell = planned.forecast, planned.cell
         state = planned.row.get("status") if planned.row else None
@@ -225,8 +224,6 @@ def plan_text(plan: Plan) -> str:
                 basis,
             )
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    table = ["  ".join(f"{part:<{width}}" for part, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     seconds = [planned.forecast.seconds for planned in plan.todo if planned.forecast.seconds is not None]
     unknown = len(plan.todo) - len(seconds)
     open_ = f"; of {unknown} nothing is known" if unknown else ""
@@ -239,7 +236,7 @@ def plan_text(plan: Plan) -> str:
             f"experiment {plan.name}: {len(plan.cells)} cells, {len(plan.todo)} to run; "
             f"constant: {plan.config.study.held.value}",
             "",
-            *table,
+            *columns(lines),
             "",
             f"expected in all: {expected if plan.todo else 'nothing is left to run'}"
             + (f"; at most {dollars(ceiling)}" if ceiling is not None else "")

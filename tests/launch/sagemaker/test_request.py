@@ -151,13 +151,13 @@ def test_images_by_region() -> None:
 
 
 def test_accelerators_that_torch_does_not_know_are_refused() -> None:
-    assert [gpus_of(name, SageMakerConfig()) for name in ("ml.g5.48xlarge", "ml.c5.xlarge", "ml.p5.4xlarge")] == [
+    assert [gpus_of(name) for name in ("ml.g5.48xlarge", "ml.c5.xlarge", "ml.p5.4xlarge")] == [
         8,
         0,
         1,
     ]
     with pytest.raises(ConfigError, match=r"ml\.trn1\.2xlarge: has AWS's own accelerators"):
-        gpus_of("ml.trn1.2xlarge", SageMakerConfig())
+        gpus_of("ml.trn1.2xlarge")
 
 
 def test_names_of_one_runs_jobs_differ_and_hold_its_hash() -> None:

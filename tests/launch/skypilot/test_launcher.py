@@ -36,7 +36,6 @@ from skytune.launch.remote.machine import machines_asked, merged, processes
 from skytune.launch.remote.node import check_gpus
 from skytune.launch.remote.outcome import ENDED, End, JobVerdict, verdict
 from skytune.launch.skypilot import scripts
-from skytune.launch.skypilot.machine import resources
 from skytune.launch.skypilot.messages import explained, reasons, telling
 from skytune.launch.skypilot.monitor import PREFIX, JobMonitor
 from skytune.launch.skypilot.secret_cleanup import forget
@@ -88,11 +87,11 @@ def test_only_what_skypilot_can_do_asks_for_machines() -> None:
     ],
 )
 def test_the_place_is_written_as_skypilot_does(compute: dict[str, Any], infra: str) -> None:
-    assert resources(ComputeConfig(**compute))["infra"] == infra
+    assert scripts.resources(ComputeConfig(**compute))["infra"] == infra
 
 
 def test_other_resources_are_handed_on() -> None:
-    found = resources(ComputeConfig(cpus="4+", memory=16, resources={"disk_tier": "best"}), use_spot=True)
+    found = scripts.resources(ComputeConfig(cpus="4+", memory=16, resources={"disk_tier": "best"}), use_spot=True)
     assert found == {"cpus": "4+", "memory": "16", "use_spot": True, "disk_tier": "best"}
 
 

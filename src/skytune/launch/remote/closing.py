@@ -2,7 +2,6 @@
 
 import json
 import logging
-from dataclasses import replace
 from typing import Any
 
 from ...config import Preempted, RunConfig, UserError
@@ -11,14 +10,6 @@ from ...pricing.cost import Attempt, Cost
 from .cost_estimate import remember
 
 log = logging.getLogger(__name__)
-
-
-def with_store(config: RunConfig, store: str | None) -> RunConfig:
-    """Return a configuration with the stack's store where it names none, and say so."""
-    if config.checkpoint.store is not None or store is None:
-        return config
-    log.info("checkpoints go to the stack's store, %s (checkpoint.store= names another)", store)
-    return replace(config, checkpoint=replace(config.checkpoint, store=store))
 
 
 def check_store_remote(config: RunConfig) -> None:

@@ -35,7 +35,7 @@ PLAIN = re.compile(r"[cmrt]\d")
 """Families without an accelerator."""
 
 
-def gpus_of(instance: str, sagemaker: SageMakerConfig) -> int:
+def gpus_of(instance: str) -> int:
     """Return the GPUs of a machine.
 
     Raises:

@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,9 +83,9 @@ class TrainingJobs:
         Raises:
             UserError: SageMaker refuses; nothing was begun.
         """
-        with self.cloud.spoken():
+        with self._client() as client:
             try:
-                self._client("sagemaker").create_training_job(**request)
+                client.create_training_job(**request)
             except Exception as error:
                 if "ResourceLimitExceeded" not in str(error):
                     raise
@@ -98,8 +98,8 @@ class TrainingJobs:
 
     def state(self, name: str) -> State:
         """Ask how a job is."""
-        with self.cloud.spoken():
-            found = self._client("sagemaker").describe_training_job(TrainingJobName=name)
+        with self._client() as client:
+            found = client.describe_training_job(TrainingJobName=name)
         kind = found.get("ResourceConfig", {})
         return State(
             status=found["TrainingJobStatus"],
@@ -113,14 +113,12 @@ class TrainingJobs:
 
     def stop(self, name: str) -> None:
         """Have a job told to end; that it has ended already is fine."""
-        with self.cloud.spoken():
-            client = self._client("sagemaker")
-            with suppress(client.exceptions.ResourceNotFound):
-                try:
-                    client.stop_training_job(TrainingJobName=name)
-                except client.exceptions.ClientError as error:
-                    if "ValidationException" not in str(error):  # it has ended
-                        raise
+        with self._client() as client, suppress(client.exceptions.ResourceNotFound):
+            try:
+                client.stop_training_job(TrainingJobName=name)
+            except client.exceptions.ClientError as error:
+                if "ValidationException" not in str(error):  # it has ended
+                    raise
 
     def end(self, name: str, seconds: float = 2.0 * STOP_SECONDS, wait: float = 2.0) -> bool:
         """Stop a job and wait until it has ended; return whether it has."""
@@ -134,33 +132,27 @@ class TrainingJobs:
 
     def running(self, part: str) -> Iterator[tuple[str, str]]:
         """Yield (name, status) of jobs that have not ended and whose names hold a part, the newest first."""
-        with self.cloud.spoken():
-            pages = self._client("sagemaker").get_paginator("list_training_jobs")
+        with self._client() as client:
+            pages = client.get_paginator("list_training_jobs")
             for status in ("InProgress", "Stopping"):
                 for page in pages.paginate(NameContains=part, StatusEquals=status, SortBy="CreationTime"):
                     yield from ((each["TrainingJobName"], status) for each in page["TrainingJobSummaries"])
 
     def pooled(self, part: str) -> list[str]:
         """Return the names of jobs that have ended and whose machines are kept."""
-        with self.cloud.spoken():
-            pages = self._client("sagemaker").get_paginator("list_training_jobs")
-            found = [
-                each["TrainingJobName"]
-                for page in pages.paginate(NameContains=part, WarmPoolStatusEquals="Available")
-                for each in page["TrainingJobSummaries"]
-            ]
-        return found
+        with self._client() as client:
+            pages = client.get_paginator("list_training_jobs")
+            found = pages.paginate(NameContains=part, WarmPoolStatusEquals="Available")
+            return [each["TrainingJobName"] for page in found for each in page["TrainingJobSummaries"]]
 
     def give_back(self, name: str) -> None:
         """Have the machines that were kept after a job given back."""
-        with self.cloud.spoken():
-            self._client("sagemaker").update_training_job(
-                TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 0}
-            )
+        with self._client() as client:
+            client.update_training_job(TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
 
     def lines(self, name: str) -> list[str]:
         """Return what the first machine has said since the last call; nothing where CloudWatch does not answer."""
-        client, found = self._client("logs"), []
+        client, found = self.account.client("logs", self.region), []
         try:
             streams = client.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{name}/algo-1-")
             for stream in (each["logStreamName"] for each in streams["logStreams"]):
@@ -180,15 +172,16 @@ class TrainingJobs:
 
     def hide(self, name: str, secrets: dict[str, str]) -> None:
         """Put secrets where the job's role may read them, under the job's name."""
-        with self.cloud.spoken():
-            self._client("secretsmanager").create_secret(Name=name, SecretString=json.dumps(secrets))
+        with self._client("secretsmanager") as client:
+            client.create_secret(Name=name, SecretString=json.dumps(secrets))
 
     def forget(self, name: str) -> None:
         """Delete a job's secrets at once; that there are none is fine."""
-        with self.cloud.spoken():
-            client = self._client("secretsmanager")
-            with suppress(client.exceptions.ResourceNotFoundException):
-                client.delete_secret(SecretId=name, ForceDeleteWithoutRecovery=True)
+        with self._client("secretsmanager") as client, suppress(client.exceptions.ResourceNotFoundException):
+            client.delete_secret(SecretId=name, ForceDeleteWithoutRecovery=True)
 
-    def _client(self, service: str) -> Any:
-        return self.account.client(service, self.region)
+    @contextmanager
+    def _client(self, service: str = "sagemaker") -> Iterator[Any]:
+        """Lend boto3's client of a service, whose errors are lines for a person."""
+        with self.cloud.spoken():
+            yield self.account.client(service, self.region)

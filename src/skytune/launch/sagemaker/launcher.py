@@ -29,11 +29,11 @@ from ...pricing.cost import NO_MACHINE, Attempt
 from ...pricing.sagemaker import SOURCE, listed_price
 from ..failures import failure
 from ..log_streaming import show_line
-from ..remote.attempts import AttemptLoop
-from ..remote.closing import check_store_remote, record_cost, stopped, with_store
+from ..remote.attempts import AttemptLoop, RemoteLauncher, insist
+from ..remote.closing import check_store_remote, stopped
 from ..remote.exchange import Exchange, forget_last_attempt, unless_it_fails
 from ..remote.handed_on import secrets
-from ..remote.machine import ROLE, STORE, merged, processes
+from ..remote.machine import merged
 from ..remote.offer import Offer, announce, check_price, enter
 from ..remote.outcome import TIME_UP, End, JobVerdict, verdict
 from ..remote.s3_transfer import S3Transfer
@@ -71,22 +71,12 @@ def price_of(asked: SageMakerConfig, instance: str, region: str) -> tuple[float 
     return listed_price(instance, region), SOURCE
 
 
-class SageMakerLauncher:
+class SageMakerLauncher(RemoteLauncher):
     """Runs a job's workers in a training job of SageMaker."""
 
     def __init__(self, cloud: Cloud, stack: Mapping[str, Any] | None = None) -> None:
-        """Begin.
-
-        Args:
-            stack: what the stack was registered with: keys of `compute`, `store` and `sagemaker_role`.
-        """
-        self.cloud, self.stack = cloud, dict(stack or {})
-        self.store: str | None = self.stack.pop(STORE, None)
-        self.role: str | None = self.stack.pop(ROLE, None)
-
-    def completed(self, config: RunConfig) -> RunConfig:
-        """Return the configuration with the stack's store where it names none."""
-        return with_store(config, self.store)
+        super().__init__(stack)
+        self.cloud = cloud
 
     def machine(self, config: RunConfig) -> ComputeConfig:
         """Return which machines are meant.
@@ -135,14 +125,7 @@ class SageMakerLauncher:
         exchange = Exchange(job, S3Transfer.from_config(config, job.job.run_key))
         job.logs.mkdir(parents=True, exist_ok=True)
         with Stopping(job.root / FLAG_FILE, config.launch.timeouts.stop + STOP_GRACE_SECONDS) as stopping:
-            loop = JobLoop(job, config, compute, stopping, exchange, cloud=self.cloud, account=account, places=places)
-            try:
-                loop.run()
-            finally:
-                for folder in ("upload", "packed"):
-                    shutil.rmtree(job.root / folder, ignore_errors=True)
-                if loop.made:
-                    record_cost(job, loop.made)
+            JobLoop(job, config, compute, stopping, exchange, cloud=self.cloud, account=account, places=places).run()
 
 
 @dataclass
@@ -183,13 +166,7 @@ class JobLoop(AttemptLoop[JobEnd]):
         forget_last_attempt(self.job)
         (self.job.logs / TIME_UP).unlink(missing_ok=True)
         found = self._attach() if not self.made else None
-        if (
-            found is None
-            and not self.made
-            and self.config.resume == "auto"
-            and self.exchange.existing_results(self.tick)
-        ):
-            self.made.append(Attempt(machine="machines that are gone", hourly_usd=None, ended="done"))
+        if found is None and self.results_are_there(self.tick):
             return JobVerdict.done, JobEnd(State("Completed", "Completed"), deque())
         if found is not None:
             return self._follow(*found, Attempt(nodes=self.nodes, source="SageMaker"))
@@ -273,7 +250,7 @@ class JobLoop(AttemptLoop[JobEnd]):
 
     def _offer(self, instance: str, region: str, spot: bool) -> Offer:
         price, _ = price_of(self.config.sagemaker, instance, region)
-        gpus = gpus_of(instance, self.config.sagemaker)
+        gpus = gpus_of(instance)
         return Offer(
             cloud="SageMaker", instance_type=instance, region=region, use_spot=spot, gpus=gpus, hourly_usd=price
         )
@@ -304,7 +281,7 @@ class JobLoop(AttemptLoop[JobEnd]):
             attempt.ended = found.value
             self.exchange.forget(lambda: None)
             if found is JobVerdict.done:
-                self._check_world(state)
+                self.check_world(0 if self.compute.device.value == "cpu" else gpus_of(state.instance))
             return found, JobEnd(state, tail)
         finally:
             attempt.ended = attempt.ended or "stopped"
@@ -351,26 +328,15 @@ class JobLoop(AttemptLoop[JobEnd]):
         status = words.get(state.status, "LOST")
         return verdict(End(job=status, cluster="GONE" if lost else "UP", result=result, errors=self.job.read_errors()))
 
-    def _check_world(self, state: State) -> None:
-        gpus = 0 if self.compute.device.value == "cpu" else gpus_of(state.instance, self.config.sagemaker)
-        nodes, each = processes(self.compute, self.config.launch, gpus)
-        came_up = (self.job.read_result() or {}).get("world_size")
-        if came_up != nodes * each:
-            raise WorkerError(f"{nodes * each} worker processes were asked for, {came_up} trained")
-
     def _leave_nothing(self, jobs: TrainingJobs, name: str) -> None:
         """Stop a job that this driver leaves.
 
         Raises:
             UserError: that fails again and again.
         """
-        reason = ""
-        for wait in (1.0, 2.0, 4.0):
-            try:
-                return jobs.stop(name)
-            except Exception as error:
-                reason = str(error)
-                time.sleep(wait)
+        reason = insist(lambda: jobs.stop(name), (1.0, 2.0, 0.0))
+        if not reason:
+            return
         raise UserError(
             f"the job {name} may still run and cost money ({reason}): `aws sagemaker stop-training-job "
             f"--training-job-name {name} --region {jobs.region}`; it ends by itself after sagemaker.max_hours"

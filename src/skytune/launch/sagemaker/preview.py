@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...config import RunConfig
-from ...data import prepare
 from ...pricing.cost import dollars
-from ...tasks import chosen
+from ...tasks.prepared import prepared
 from ..remote.handed_on import secrets
 from ..run_job import identified
 from .jobs import Cloud
@@ -42,13 +41,7 @@ def preview(config: RunConfig, cloud: Cloud, stack: Mapping[str, Any]) -> str:
         config = replace(config, checkpoint=replace(config.checkpoint, store=store))
         made_up.append("bucket")
     place = launcher.places(config, region)[0]
-    found = prepare(
-        config.data,
-        config.model,
-        config.seed,
-        config.eval.sets,
-        task=chosen(config.task, config.data, config.model),
-    )
+    found = prepared(config, config.seed)
     splits = {"train": found.train, "validation": found.validation, **found.sets, "test": found.test}
     config, _, _, key = identified(config, splits)
     name = job_name(key, datetime.now(UTC).strftime("%y%m%d%H%M%S"))

@@ -78,7 +78,7 @@ def training_job(
         ConfigError: a value that SageMaker would refuse.
     """
     asked, instance = config.sagemaker, str(compute.instance_type)
-    gpus = 0 if compute.device.value == "cpu" else gpus_of(instance, asked)
+    gpus = 0 if compute.device.value == "cpu" else gpus_of(instance)
     nodes, each = processes(compute, config.launch, gpus)
     seconds = round(asked.max_hours * 3600)
     environment = {
@@ -102,7 +102,7 @@ def training_job(
     found: Request = {
         "TrainingJobName": name,
         "AlgorithmSpecification": {
-            "TrainingImage": image_of(place.region, gpus_of(instance, asked), asked),
+            "TrainingImage": image_of(place.region, gpus_of(instance), asked),
             "TrainingInputMode": "File",
             "ContainerEntrypoint": ENTRY,
             "EnableSageMakerMetricsTimeSeries": False,

@@ -10,10 +10,10 @@ from typing import Any
 
 from ...common.background import Pending
 from ...config import UserError
+from ..remote.attempts import insist
 from ..remote.exchange import Tick
 from ..remote.offer import Offer
-from .message_text import Lines
-from .messages import telling
+from .messages import Lines, telling
 from .scripts import JOB, WORKDIR
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ QUICK_SECONDS = 90.0
 
 TRANSFER_SECONDS = 1800.0
 DOWN_SECONDS = 600.0
-DOWN_TRIES = 4
+DOWN_WAITS = (1.0, 2.0, 4.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -192,16 +192,9 @@ class Cluster:
         Raises:
             UserError: it fails again and again; it says what may still cost money.
         """
-        reason = ""
-        for wait in (*(2.0**n for n in range(DOWN_TRIES - 1)), 0.0):
-            try:
-                return self.down()
-            except Exception as error:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                time.sleep(wait)
-            except KeyboardInterrupt:
-                reason = "interrupted"
-                break
+        reason = insist(self.down, DOWN_WAITS)
+        if not reason:
+            return
         raise UserError(
             f"machines of {self.name} may still run and cost money ({reason}): remove them with `sky down "
             f"{self.name}`; they take themselves down after {idle_minutes} idle minutes"

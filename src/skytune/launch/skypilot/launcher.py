@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from ...config import ComputeConfig, RunConfig
+from ...config import ComputeConfig
 from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
-from ..remote.closing import check_store_remote, record_cost, with_store
+from ..remote.attempts import RemoteLauncher
+from ..remote.closing import check_store_remote
 from ..remote.exchange import Exchange
 from ..remote.handed_on import secrets
-from ..remote.machine import ROLE, STORE, merged
+from ..remote.machine import merged
 from ..remote.s3_transfer import S3Transfer
 from ..signals import Stopping
 from .kept import KeptClusters
@@ -23,25 +24,16 @@ STOP_GRACE_SECONDS = 60.0
 """What a stop takes on top of `launch.timeouts.stop` where the workers are on other machines."""
 
 
-class SkyPilotLauncher:
-    """Brings machines up with SkyPilot for jobs."""
+class SkyPilotLauncher(RemoteLauncher):
+    """Brings machines up with SkyPilot for jobs.
+
+    Args:
+        kept: clusters that stay from one job to the next; else every job has one of its own.
+    """
 
     def __init__(self, stack: Mapping[str, Any] | None = None, kept: KeptClusters | None = None) -> None:
-        """Begin.
-
-        Args:
-            stack: what the stack was registered with: keys of `compute`, and `store`.
-            kept: clusters that stay from one job to the next; else every job has one of its own.
-        """
+        super().__init__(stack)
         self.kept = kept
-        self.stack = dict(stack or {})
-        self.store: str | None = self.stack.pop(STORE, None)
-        self.stack.pop(ROLE, None)  # of SageMaker's jobs
-
-    def completed(self, config: RunConfig) -> RunConfig:
-        """Return the configuration with the stack's store where it names none, and say so: what lies there outlives the
-        machines, so that the next ones go on from it."""
-        return with_store(config, self.store)
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
         """See `Launcher`.
@@ -70,8 +62,5 @@ class SkyPilotLauncher:
             try:
                 running.run()
             finally:
-                shutil.rmtree(job.root / "upload", ignore_errors=True)
                 # Again: a launch that was given up is done with only now.
                 forget(hidden, ended="" if config.launch.detach or kept else running.name)
-                if running.made:
-                    record_cost(job, running.made)

@@ -5,6 +5,8 @@ import json
 import logging
 import re
 import urllib.request
+from collections.abc import Callable
+from pathlib import Path
 
 from ...common.background import Pending
 from ...config import NotReachable, UserError
@@ -20,6 +22,7 @@ REASONS = re.compile(
     r"UnauthorizedOperation|RequestLimitExceeded|InvalidAMIID\.\w+|Unsupported)\b"
 )
 ZONES = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]?\b")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
 EXPIRED = re.compile(r"ExpiredToken|RequestExpired|(?:token|session).{0,40}expired", re.IGNORECASE)
 
 
@@ -159,3 +162,25 @@ def _server_version() -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+class Lines(io.TextIOBase):
+    """Whole lines without colours go to a function and into a file."""
+
+    def __init__(self, show: Callable[[str], None], record: Path) -> None:
+        self.show, self.record, self.rest = show, record, ""
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Take a piece of text."""
+        *lines, self.rest = (self.rest + text).split("\n")
+        if lines:
+            with self.record.open("a", encoding="utf-8") as file:
+                for line in lines:
+                    clean = ANSI.sub("", line).rstrip()
+                    file.write(clean + "\n")
+                    self.show(clean)
+        return len(text)

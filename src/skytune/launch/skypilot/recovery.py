@@ -1,7 +1,6 @@
 """Machines for one job until it is done: chosen, brought up, followed to the end, taken down whatever happened."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,10 +68,9 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
             forget_last_attempt(self.job)
             there = None if self.made else self._attach(cluster, monitor, attempt)
             job, machine = there or (0, None)
-            if not job and not self.made and self._existing_results(monitor.tick):
-                attempt.machine, attempt.ended, found, leave = "machines that are gone", "done", JobVerdict.done, True
-                self.made.append(attempt)
-                return found, monitor
+            if not job and self.results_are_there(monitor.tick):
+                return JobVerdict.done, monitor
+            forget_last_attempt(self.job)
             number, plan = (job, machine) if job and machine else self._launch(cluster, monitor, attempt, spot, machine)
             attempt.ended = "stopped"
             if self.config.launch.detach:
@@ -86,7 +84,7 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
             found = verdict(end)
             self.exchange.forget(monitor.tick)
             if found is JobVerdict.done:
-                self._check_world(end.result or {}, plan)
+                self.check_world(plan.gpus)
             attempt.ended = found.value
             return found, monitor
         except (UserError, KeyboardInterrupt):
@@ -162,13 +160,6 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
             check_price(real, self.compute)
         return number, plan
 
-    def _existing_results(self, tick: Callable[[], None]) -> bool:
-        """Take the results of a job whose machines are gone already; a run that is to begin anew does not."""
-        found = self.config.resume == "auto" and self.exchange.existing_results(tick)
-        if not found:
-            forget_last_attempt(self.job)
-        return found
-
     def _attach(self, cluster: Cluster, monitor: JobMonitor, attempt: Attempt) -> tuple[int, Offer] | None:
         """Return the job that a driver which died left running for this very run, or job 0 on machines that wait for
         one; what is no use is taken down."""
@@ -241,11 +232,6 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
         )
         hidden = secrets(self.config) if plan else {}
         return scripts.task(self.job_name(self.job.job), str(upload), self.compute, envs, hidden, use_spot=spot)
-
-    def _check_world(self, result: dict[str, Any], plan: Offer) -> None:
-        nodes, each = processes(self.compute, self.config.launch, plan.gpus)
-        if result.get("world_size") != nodes * each:
-            raise WorkerError(f"{nodes * each} worker processes were asked for, {result.get('world_size')} trained")
 
     def failure(self, monitor: JobMonitor) -> UserError:
         """See `AttemptLoop`."""

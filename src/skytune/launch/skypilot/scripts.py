@@ -6,7 +6,6 @@ from typing import Any
 
 from ...config import ComputeConfig, RunConfig
 from ..remote.handed_on import handed_on
-from .machine import resources
 
 WORKDIR = "~/sky_workdir"
 """Where SkyPilot puts what is uploaded."""
@@ -141,3 +140,28 @@ def task(
 def shell(*words: str) -> str:
     """Return words as a command for a machine's shell, which replaces `~`."""
     return " ".join(word if word.startswith("~/") else shlex.quote(word) for word in words)
+
+
+def resources(compute: ComputeConfig, *, use_spot: bool | None = None) -> dict[str, Any]:
+    """Return the machine as the `resources` of a SkyPilot task.
+
+    Args:
+        use_spot: instead of the configuration's.
+    """
+    cloud, _, rest = (compute.infra or "").partition("/")
+    region, _, zone = rest.partition("/")
+    region, zone = compute.region or region, compute.zone or zone
+    if region or zone:
+        cloud = cloud or "*"
+    infra = "/".join(part for part in (cloud, region or ("*" if zone else ""), zone) if part)
+    found: dict[str, Any] = {
+        "infra": infra or None,
+        "accelerators": compute.accelerators,
+        "instance_type": compute.instance_type,
+        "cpus": None if compute.cpus is None else str(compute.cpus),
+        "memory": None if compute.memory is None else str(compute.memory),
+        "use_spot": bool(compute.use_spot) if use_spot is None else use_spot,
+        "disk_size": compute.disk_size,
+        "image_id": compute.image_id,
+    }
+    return {**{key: value for key, value in found.items() if value is not None}, **compute.resources}
