@@ -78,3 +78,22 @@ def test_a_table_without_lines_has_rows(tmp_path: Path) -> None:
     path.write_text(json.dumps([{"text": "a", "label": 1}, {"text": "b", "label": 2}], indent=1))
     found, _ = read_files(str(path), DataConfig(), "data.train", "train")
     assert found.where(1) == f"{path}, row 2"
+
+
+@pytest.mark.parametrize("last", ["", ",pos"])
+@pytest.mark.parametrize("policy", BadRows)
+def test_a_quotation_mark_that_is_never_closed_swallows_no_rows(tmp_path: Path, policy: BadRows, last: str) -> None:
+    """Also not where malformed rows are left out, nor where what it swallows has as many columns as any row."""
+    path = tmp_path / "a.csv"
+    lines = [f"a film {number},{('neg', 'pos')[number % 2]}\n" for number in range(20)]
+    lines.insert(8, 'good,"pos\n' if last else '"good,pos\n')
+    path.write_text("text,label\n" + "".join(lines))
+    with pytest.raises(UserError, match=r"a\.csv, line 10: a quotation mark is never closed.* 13 lines"):
+        read_files(str(path), DataConfig(bad_rows=policy), "data.train", "train")
+
+
+def test_a_mark_inside_a_text_is_no_open_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('text,label\n\n"two\nlines",1\na 5" disk,2\n')
+    found, _ = read_files(str(path), DataConfig(), "data.train", "train")
+    assert found.text.to_pylist() == ["two\nlines", 'a 5" disk'] and found.where(1) == f"{path}, line 5"

@@ -151,7 +151,7 @@ def missing(key: str, spec: str, name: str, present: Sequence[str], where: str, 
     hint = f"; {_word(key, spec.replace(name, likely))} may be meant" if likely else ""
     if len(present) == 1 and (between := re.search(rf"{re.escape(name)}(\W)\w|\w(\W){re.escape(name)}", present[0])):
         hint = f"; {shlex.quote(f'data.delimiter={quoted(between[1] or between[2])}')} cuts it into columns"
-    elif not likely and any(len(column.split()) > 3 for column in present):  # a row, no names
+    elif (not likely or [likely] == present) and any(len(column.split()) > 3 for column in present):  # a row, no names
         names = [f"column{number}" for number in range(1, len(present) + 1)]
         if len(names) == 2:
             names = [next(iter(taken), "label")] * 2

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -28,7 +29,7 @@ from .columns import (
     text_columns,
     wanted_columns,
 )
-from .lines import line_of_row, lines_of_rows
+from .lines import all_record_lines
 from .rows import Rows, named_labels
 
 BLOCK = 64 * 1024 * 1024
@@ -184,11 +185,11 @@ def _csv(text: str, kind: str, path: str, config: DataConfig, columns: Columns) 
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
     left_out = [number - 1 for number, _, _ in bad]
-    named, style = int(not config.columns), (dialect.delimiter, quoted)
+    named = int(not config.columns)
+    every = all_record_lines(text, dialect.delimiter, quoted, table.num_rows + len(bad) + named, path, above)
     if bad and config.bad_rows is BadRows.error:
-        line = above + line_of_row(io.StringIO(text, newline=""), *style, left_out[0], [])
-        raise malformed_row(path, line, bad[0], dialect)
-    lines = above + lines_of_rows(text, *style, table.num_rows + len(bad) + named, left_out)[named:]
+        raise malformed_row(path, int(every[left_out[0]]), bad[0], dialect)
+    lines = np.delete(every, left_out)[named:]
     if not quoted and all(map(_in_quotes, table[wanted[0]][:SAMPLE].to_pylist())) and table.num_rows:
         log.warning(
             "data: the texts of %s stand in quotes, which are taken for a part of them; data.format=csv "

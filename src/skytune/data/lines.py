@@ -9,6 +9,8 @@ from itertools import islice
 
 import numpy as np
 
+from ..config import UserError
+
 
 def record_lines(lines: Iterable[str], delimiter: str | None, quoted: bool) -> Iterator[int]:
     """Yield the line, from 1, at which each record of a file begins: a header and malformed ones among them.
@@ -30,17 +32,33 @@ def record_lines(lines: Iterable[str], delimiter: str | None, quoted: bool) -> I
         start = reader.line_num + 1
 
 
-def lines_of_rows(text: str, delimiter: str, quoted: bool, records: int, left_out: Iterable[int]) -> np.ndarray:
-    """Return the line of each record of a csv or tsv file but those left out (from 0), int64.
+def all_record_lines(text: str, delimiter: str, quoted: bool, records: int, path: str, above: int = 0) -> np.ndarray:
+    """Return the line of each record of a csv or tsv file, int64.
 
     Args:
-        records: how many there are in all, header and those left out among them.
+        records: how many there are, if every record is one line.
+        path: what messages call it.
+        above: lines that stand above the text.
+
+    Raises:
+        UserError: a quotation mark is never closed, so that all rows below are taken for one text.
     """
-    every = np.arange(1, records + 1)
     breaks = text.count("\n") + text.count("\r") - text.count("\r\n")
-    if breaks + (not text.endswith("\n")) != records:
-        every = np.fromiter(record_lines(io.StringIO(text, newline=""), delimiter, quoted), np.int64)
-    return np.delete(every, list(left_out))
+    if breaks + (not text.endswith("\n")) == records:
+        return np.arange(1, records + 1) + above
+    every = np.fromiter(record_lines(io.StringIO(text, newline=""), delimiter, quoted), np.int64)
+    last = list(islice(io.StringIO(text, newline=""), int(every[-1]) - 1, None))
+    try:
+        for _ in csv.reader(last if quoted else [], delimiter=delimiter, strict=True):
+            pass
+    except csv.Error as error:
+        if "end of data" in str(error) and len(last) > 1:
+            letters = "; data.format=tsv takes quotation marks for letters" if delimiter == "\t" else ""
+            raise UserError(
+                f"{path}, line {every[-1] + above}: a quotation mark is never closed, which makes one row of the "
+                f"{len(last):,} lines from there on: close it (in a text in quotes a mark is written twice){letters}"
+            ) from None
+    return every + above
 
 
 def line_of_row(lines: Iterable[str], delimiter: str | None, quoted: bool, row: int, left_out: Iterable[int]) -> int:

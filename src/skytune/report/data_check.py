@@ -27,6 +27,8 @@ def check_summary(found: dict[str, Any], page: Path) -> str:
     ]
     repeated = found["repeated"]["count"]
     lines += [f"  {text.counted(repeated, 'row')} of train repeat a text that stands there before"] if repeated else []
+    if dropped := found["notes"].get("dropped_bad_rows"):
+        lines.append(f"  {text.counted(dropped, 'row')} left out: malformed, or without text or label")
     lines += [f"  odd: {line}" for line in found["oddities"]]
     return "\n".join([*lines, f"  page: {shlex.quote(str(page))}"])
 
