@@ -90,9 +90,10 @@ def main(argv: list[str]) -> int:
 
 def run(words: argparse.Namespace) -> int:
     """Do what the words say."""
+    from skytune.config.folders import load_dotenv
     from skytune.stacks import environment
 
-    load_dotenv()
+    load_dotenv(SOURCE.parent)
     environment.prepare(SOURCE)
     from skytune.doctor import checking
     from skytune.stacks import commands
@@ -109,15 +110,6 @@ def run(words: argparse.Namespace) -> int:
     if words.command == "policy":
         return commands.policy(asked, setup=words.setup)
     return commands.show_all(asked)
-
-
-def load_dotenv() -> None:
-    """Load `.env` of the repository; variables that are set already stay."""
-    try:
-        from dotenv import load_dotenv as load
-    except ImportError:
-        return  # what is missing is told by what needs it
-    load(SOURCE.parent / ".env")
 
 
 if __name__ == "__main__":

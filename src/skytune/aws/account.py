@@ -8,6 +8,7 @@ from typing import Any
 
 from ..checkpoint.backends.s3 import bucket_of
 from ..common.findings import Finding
+from ..common.text import first_line
 from ..config import ConfigError, NotReachable, UserError
 from ..config.installing import needing
 
@@ -122,11 +123,11 @@ def spoken(stack: str = "NAME") -> Iterator[None]:
     except (aws.UnauthorizedSSOTokenError, aws.SSOTokenLoadError, aws.TokenRetrievalError) as error:
         raise UserError(f"the AWS login has expired: {LOG_IN}") from error
     except aws.CredentialRetrievalError as error:
-        raise UserError(f"the AWS credentials cannot be fetched ({_first(error)}): {LOG_IN}") from error
+        raise UserError(f"the AWS credentials cannot be fetched ({first_line(error)}): {LOG_IN}") from error
     except (aws.ConnectionError, aws.HTTPClientError) as error:
-        raise NotReachable(f"AWS does not answer: {_first(error)} (network? proxy? AWS_ENDPOINT_URL?)") from error
+        raise NotReachable(f"AWS does not answer: {first_line(error)} (network? proxy? AWS_ENDPOINT_URL?)") from error
     except aws.BotoCoreError as error:
-        raise UserError(f"AWS: {_first(error)}") from error
+        raise UserError(f"AWS: {first_line(error)}") from error
 
 
 def code(error: Any) -> str:
@@ -183,7 +184,3 @@ def _refusal(error: Any, stack: str) -> str:
     if why == "OptInRequired":
         return f"the account has not enabled this region ({doing}): enable it under Account, AWS Regions, or --region"
     return f"AWS, {doing}: {why}: {message}"
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.mappings import flatten
+from ..common.text import shorten
 from ..config import UserError
 from .backends.urls import open_backend
 from .manifest import FINISHED, RUN_FILE, Manifest, parse_step, step_name
@@ -156,7 +157,4 @@ def check_identity(manifest: Manifest, decisive: Mapping[str, Any], where: str) 
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
-    if key not in values:
-        return "nothing"
-    text = json.dumps(values[key], ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return shorten(json.dumps(values[key], ensure_ascii=False), 40) if key in values else "nothing"

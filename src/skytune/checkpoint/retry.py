@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..common.files import is_disk_full
+from ..common.text import first_line
 from ..config import NotReachable, UserError
 
 T = TypeVar("T")
@@ -110,13 +111,13 @@ class Retry:
                     failing_since = self.clock()
                     if not self.quiet:
                         seconds = self.deadline_seconds
-                        log.info("%s: %s failed, tried again for %.0f s: %s", where, what, seconds, one_line(error))
+                        log.info("%s: %s failed, tried again for %.0f s: %s", where, what, seconds, first_line(error))
                 # Between half and all of the pause: never a hot loop, and many machines do not come back in step.
                 pause = min(self.longest_seconds, self.first_seconds * 2.0 ** (tries - 1)) * random.uniform(0.5, 1)
                 spent = self.clock() - failing_since
                 if spent + pause > self.deadline_seconds:
                     raise NotReachable(
-                        f"{where}: gave up on {what} after {tries} tries in {spent:.0f} s: {one_line(error)}"
+                        f"{where}: gave up on {what} after {tries} tries in {spent:.0f} s: {first_line(error)}"
                     ) from error
                 self.sleep(pause)
 
@@ -148,11 +149,11 @@ def explain(error: BaseException, where: str, what: str) -> UserError:
     statuses = {status for status in map(http_status, chain) if status}
     names = {type(one).__name__ for one in chain}
     kind: type[UserError] = NotReachable
-    reason = f"{what} failed: {one_line(error)}"
+    reason = f"{what} failed: {first_line(error)}"
     if names & _NO_CREDENTIALS:
         reason = "no AWS credentials: set AWS_PROFILE or AWS_ACCESS_KEY_ID, run `aws configure`, or use a role"
     elif codes & _OTHER_REGION:
-        reason = f"the bucket lies in another region: set AWS_DEFAULT_REGION to it ({one_line(error)})"
+        reason = f"the bucket lies in another region: set AWS_DEFAULT_REGION to it ({first_line(error)})"
     elif codes & _REFUSED:
         reason = f"the credentials are refused ({', '.join(sorted(codes & _REFUSED))}): renew them"
     elif missing_bucket(error):
@@ -162,7 +163,7 @@ def explain(error: BaseException, where: str, what: str) -> UserError:
     elif 401 in statuses and where.startswith("hf:"):
         reason = "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN to one that may write"
     elif isinstance(error, PermissionError) or 403 in statuses:
-        reason = f"no permission for {what}: {one_line(error)}"
+        reason = f"no permission for {what}: {first_line(error)}"
     elif is_disk_full(error):
         kind, reason = UserError, f"{what} failed: no space is left there; make room, or use another store"
     elif isinstance(error, OSError) and error.errno == errno.EROFS:
@@ -192,12 +193,6 @@ def error_code(error: BaseException) -> str | None:
         code = response.get("Error", {}).get("Code")
         return str(code) if code else None
     return None
-
-
-def one_line(error: BaseException) -> str:
-    """Return the first line of an error's text, with its class where the text is empty."""
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

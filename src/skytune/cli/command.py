@@ -7,6 +7,7 @@ from collections.abc import Callable
 import skytune
 
 from ..common.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED
+from ..common.text import first_line
 from ..config import UserError
 
 
@@ -58,15 +59,22 @@ def run_command(
             raise
         from ..config.scrubbing import scrub
 
-        print(f"error: {scrub(_in_words(error, install))}", file=sys.stderr)
+        print(f"error: {scrub(in_words(error, install, '--traceback shows where'))}", file=sys.stderr)
         return EXIT_ERROR
 
 
-def _in_words(error: Exception, install: str) -> str:
-    """Return an error as one line; one that nobody foresaw says where to find more."""
+def in_words(error: Exception, install: str, more: str) -> str:
+    """Return an error as one line; one that nobody foresaw says where to find more.
+
+    Args:
+        install: how a package that is missing is had.
+        more: what shows the traceback.
+    """
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         return f"'{error.name}' is not installed in this Python ({sys.executable}): {install}"
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first} (unexpected; --traceback shows where)"
+    if isinstance(error, OSError):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{where}; {more}"
+    return f"{type(error).__name__}: {first_line(error)} (unexpected; {more})"

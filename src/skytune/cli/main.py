@@ -22,32 +22,16 @@ from ..common.exit_codes import (
 )
 from ..common.stop_request import StopRequest
 from ..config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError
+from ..config.folders import load_dotenv
 from ..config.schema.sagemaker import PREFIX
+from .command import in_words
 
 if TYPE_CHECKING:
     from ..launch.resume_from_store import Continued
 
 SOURCE = Path(skytune.__file__).absolute().parents[1]
 CONFIGS = SOURCE.parent / "configs"
-NEEDED = {
-    "accelerate",
-    "datasets",
-    "dotenv",
-    "hydra",
-    "hydra_zen",
-    "jinja2",
-    "matplotlib",
-    "numpy",
-    "omegaconf",
-    "pandas",
-    "pyarrow",
-    "scipy",
-    "torch",
-    "transformers",
-    "yaml",
-    "zenml",
-}
-"""Packages of the extras that the command needs."""
+INSTALL = "`make install`, then `source .venv/bin/activate` (or `make run ARGS=...`, which does both)"
 
 
 def main(argv: list[str]) -> int:
@@ -93,7 +77,7 @@ def _command(argv: list[str], request: "Ending") -> int:
             raise
         from ..config.scrubbing import scrub
 
-        print(f"error: {scrub(_in_words(error))}", file=sys.stderr)
+        print(f"error: {scrub(in_words(error, INSTALL, 'debug= shows the traceback'))}", file=sys.stderr)
         return EXIT_ERROR
 
 
@@ -119,32 +103,20 @@ class ErrorDisplay:
     traceback: bool
 
 
-def _in_words(error: Exception) -> str:
-    """Return an error as a line; one that nobody foresaw says where to find more."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in NEEDED:
-        return (
-            f"'{error.name}' is not installed in this Python ({sys.executable}): `make install`, then "
-            "`source .venv/bin/activate` (or `make run ARGS=...`, which does both)"
-        )
-    if isinstance(error, OSError):
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{where}; debug= shows the traceback"
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first} (unexpected; debug= shows the traceback)"
-
-
 def _main(argv: list[str], shown: ErrorDisplay) -> int:
     options, words, folder = _options(list(argv))
     if "--version" in options:
         print(f"skytune {skytune.__version__}")
         return EXIT_OK
-    _load_dotenv()
+    load_dotenv(SOURCE.parent)
     from ..config.compose import compose_run, parse_resume_path, run_to_promote, search_to_take, to_yaml
 
     place = parse_resume_path(words) if "--help" not in options else None
-    found = _stored_run(place) if place else None
+    found: Continued | None = None
+    if place:
+        from ..launch.resume_from_store import find_stored_run
+
+        found = find_stored_run(place)
     base = found.base() if found else None
     if (search := search_to_take(words)) is not None:
         from ..search import taken
@@ -180,13 +152,6 @@ def _main(argv: list[str], shown: ErrorDisplay) -> int:
     return _run(config)
 
 
-def _stored_run(place: str) -> "Continued | None":
-    """Return the run that a path or URL means, with the configuration that lies there; None where none does."""
-    from ..launch.resume_from_store import find_stored_run
-
-    return find_stored_run(place)
-
-
 def _options(words: list[str]) -> tuple[set[str], list[str], Path | None]:
     """Return the options, the words that change the configuration, and the folder of `--config-dir`."""
     folder = None
@@ -201,13 +166,6 @@ def _options(words: list[str]) -> tuple[set[str], list[str], Path | None]:
         known = "--help, --version, --cfg, --config-dir"
         raise ConfigError(f"unknown option {word}: there are {known}; all else is key=value")
     return options, [word for word in words if not word.startswith("-")], folder
-
-
-def _load_dotenv() -> None:
-    """Load `.env` of the repository; variables that are set already stay."""
-    from dotenv import load_dotenv
-
-    load_dotenv(SOURCE.parent / ".env")
 
 
 def _check_not_launched() -> None:

@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+from .text import shorten
+
 _LONGEST_PART = 255  # bytes: what the usual file systems take
 _LONGEST = 1024  # bytes: what an S3 key takes
 
@@ -22,7 +24,7 @@ def check_name(name: object) -> str:
             backslash, a drive letter, or a character that does not print.
     """
     if not isinstance(name, str):
-        raise UnsafeNameError(f"not the name of a file: {_short(name)}")
+        raise UnsafeNameError(f"not the name of a file: {shorten(ascii(name))}")
     parts = name.split("/")
     if (
         any(part in ("", ".", "..") for part in parts)
@@ -32,7 +34,7 @@ def check_name(name: object) -> str:
         or len(name.encode()) > _LONGEST
         or any(len(part.encode()) > _LONGEST_PART for part in parts)
     ):
-        raise UnsafeNameError(f"a name that is not trusted as a path: {_short(name)}")
+        raise UnsafeNameError(f"a name that is not trusted as a path: {shorten(ascii(name))}")
     return name
 
 
@@ -48,10 +50,5 @@ def resolve_below(folder: str | os.PathLike[str], name: object) -> Path:
     except (OSError, RuntimeError):  # links in a circle
         inside = False
     if not inside:
-        raise UnsafeNameError(f"a name that leads out of {folder}: {_short(name)}")
+        raise UnsafeNameError(f"a name that leads out of {folder}: {shorten(ascii(name))}")
     return path
-
-
-def _short(name: object) -> str:
-    text = ascii(name)
-    return text if len(text) <= 80 else f"{text[:77]}..."

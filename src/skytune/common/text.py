@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Numbers, errors and long texts as a person reads them."""
 
 import math
 from collections.abc import Sequence
@@ -73,6 +73,16 @@ def size(count: float | None) -> str:
 def words(key: str) -> str:
     """Return a key such as `n_dropped_leaks` as words."""
     return key.replace("_", " ").strip()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, which may go on for a page; its class where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+def shorten(text: str, most: int = 80) -> str:
+    """Return a text, cut to so many characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _scientific(value: float, digits: int) -> str:

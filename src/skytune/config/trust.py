@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from ..common.text import shorten
 from .errors import UserError
 from .targets import locate
 
@@ -110,5 +111,4 @@ def _of_kind(found: Any, key: str) -> bool:
 
 def _short(value: Any) -> str:
     text = f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
-    text = " ".join(text.split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shorten(" ".join(text.split()))

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ..common.text import first_line
 from ..config import DataConfig, DataSource, UserError
 from ..models.quiet import quiet
-from ..models.source import first_line
 from .columns import Columns, column_of, fields, flat_names, rows_of, text_columns, wanted_columns
 from .rows import Rows, named_labels
 

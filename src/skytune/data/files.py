@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from ..common.json import load_json
 from ..common.paths import check_name
+from ..common.text import first_line
 from ..config import DataConfig, UserError
 from ..config.installing import add_extra
 from ..config.secrets import resolve_secrets
 from ..models.hashing import hash_file
-from ..models.source import first_line
 from .columns import Columns, text_columns
 from .formats import parse
 from .images import ENDINGS, image_rows, is_image, root_of

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..common.text import first_line
 from ..config import ConfigError, DataConfig, DataSource, UserError
-from ..models.source import first_line
 from .columns import Column, Columns
 from .rows import Rows
 from .splits import KEYS, key_of

@@ -22,8 +22,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ..common.json import load_json
+from ..common.text import first_line
 from ..config import BadRows, DataConfig, UserError
-from ..models.source import first_line
 from .columns import Columns, column_of, flat_names, wanted_columns
 from .files import find_files, kind_of, unpack
 from .formats import (

@@ -12,7 +12,9 @@ from pathlib import Path
 import skytune
 
 from ..common.findings import Finding, Level
+from ..common.text import first_line
 from ..config import UserError
+from ..config.folders import load_dotenv
 from . import checks, versions
 
 COLOURS = {Level.ok: "32", Level.warn: "33", Level.fail: "31"}
@@ -27,13 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     """Print every finding as soon as it is there; return 1 if one of them is a FAIL, else 0."""
     argparse.ArgumentParser(prog="make doctor", description=__doc__).parse_args(argv)
     root = versions.checkout()
-    if root is not None and (root / ".env").is_file():
-        try:
-            from dotenv import load_dotenv
-
-            load_dotenv(root / ".env")  # the run sees these variables too
-        except ImportError:
-            pass  # the versions below name it
+    if root is not None:
+        load_dotenv(root)  # the run sees these variables too
     print("skytune doctor: is this machine ready for a run?\n", flush=True)
     counts = dict.fromkeys(Level, 0)
     for finding in examine():
@@ -141,8 +138,7 @@ def _safely(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        return [Finding(Level.fail, name, f"{type(error).__name__}: {lines[0] if lines else '(no message)'}")]
+        return [Finding(Level.fail, name, f"{type(error).__name__}: {first_line(error)}")]
 
 
 def _nccl() -> list[Finding]:

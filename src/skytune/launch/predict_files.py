@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
+from ..common.text import first_line
 from ..config import ConfigError, PredictConfig, RunConfig, UserError, to_dict
 from ..config.schema.task import AUTO
 from ..config.secrets import mask_secrets, resolve_secrets
@@ -24,7 +25,6 @@ from ..data.sources import Source
 from ..data.stream import KEY
 from ..data.written import join_shards
 from ..job import Job, JobDir, read_json, write_json
-from ..models.source import first_line
 from ..tasks import find_task, of_saved
 from .local import LocalLauncher
 from .multinode.topology import nodes_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..common.text import words
+from ..common.text import shorten, words
 from .summary import summarize, token_lengths
 
 if TYPE_CHECKING:
@@ -117,8 +117,3 @@ def _cell(value: Any, names: tuple[str, ...] | list[str] = ()) -> str:
         more = f", … ({len(value)})" if len(value) > 8 else ""
         return shorten(", ".join(map(str, value[:8])), _TEXT) + more
     return shorten(str(value), _TEXT)
-
-
-def shorten(text: str, most: int) -> str:
-    """Return `text`, cut to `most` characters with an ellipsis."""
-    return text if len(text) <= most else text[: most - 1] + "…"

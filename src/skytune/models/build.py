@@ -6,13 +6,14 @@ import logging
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from ..common.text import first_line
 from ..config import ConfigError, ModelConfig, UserError
 from ..config.targets import instantiate
 from .classes import are_unnamed, match_classes, own_classes, sizes_offered
 from .head import KINDS, OWN, TEXT, Head, auto_class, give_settings
 from .lora import attach
 from .quiet import quiet
-from .source import fetch, first_line, load_config, load_weights
+from .source import fetch, load_config, load_weights
 from .standin import AWAITS, NEW, new_parameters
 from .tokenizer import agree_on_padding, check_vocabulary, read_tokenizer, vocabulary_size
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..common.json import load_json
+from ..common.text import first_line
 from ..config import ConfigError, LoraConfig, ModelConfig, UserError
 from ..config.installing import add_extra
 from ..job import write_json
 from .formats import ADAPTER, ORIGIN, original_config
 from .hashing import hash_file, hash_values
 from .quiet import quiet
-from .source import fetch, first_line
+from .source import fetch
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from ..common.text import first_line
 from ..config import ModelConfig, UserError
 from .quiet import quiet
-from .source import TOKENIZER, fetch, first_line
+from .source import TOKENIZER, fetch
 
 log = logging.getLogger(__name__)
 

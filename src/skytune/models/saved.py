@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..common.json import load_json
+from ..common.text import first_line
 from ..config import UserError
 from ..config.secrets import check_secret_names
 from ..config.targets import instantiate
@@ -20,7 +21,7 @@ from .head import auto_of
 from .lora import has_adapter, load_adapted, merge, write_adapter
 from .processor import PROCESSOR
 from .quiet import quiet
-from .source import fetch, first_line, load_weights, model_files
+from .source import fetch, load_weights, model_files
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.json import load_json
+from ..common.text import first_line
 from ..config import ModelConfig, UserError
 from ..config.installing import add_extra
 from ..config.secrets import looks_secret
@@ -224,11 +225,6 @@ def check_no_code(folder: str, named: str) -> None:
                     f"{named}: its {name} chooses {key}={value}, for which transformers may fetch code from a hub and "
                     f"run it: delete {key} from {name}, and torch's own is taken"
                 )
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of a library's error message, which often goes on for a page."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def model_files(folder: Path) -> list[Path]:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from ..common.text import first_line
 from ..config import ModelConfig, SpecialTokens, UserError
 from .quiet import quiet
-from .source import TOKENIZER, ModelSource, fetch, first_line
+from .source import TOKENIZER, ModelSource, fetch
 
 OFFSET_FAMILIES = {
     "camembert",

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..common.mappings import flatten
+from ..common.text import first_line
 from ..config import ConfigError, UserError
 from ..config.folders import home
 from ..config.secrets import resolve_secrets
 from ..launch.run_dir import RunFolder
-from ..models.source import first_line
 from .catalog import RunRecord, disk_usage, is_held
 
 GOING = ".removed-"

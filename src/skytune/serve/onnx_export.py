@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from .. import models
+from ..common.text import first_line
 from ..config import ConfigError, RunConfig, UserError
 from ..data.batches import Ragged, TokenTable
 from ..distributed.context import join
 from ..job import write_json
 from ..models.head import own_settings
 from ..models.outputs import logits_of
-from ..models.source import first_line
 from ..tasks import Scoring, find_task, resolved
 from ..tasks.prepared import prepared
 from ..training.inputs import fit_columns, open_saved, padding_by, targets_of

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common.text import first_line
 from ..config import IMAGES, METRICS, DataConfig, ModelConfig, RunConfig, UserError
 from ..data.batches import Ragged, TokenTable
 from ..data.columns import Column, Columns
@@ -15,7 +16,6 @@ from ..data.targets import ClassTargets, Encoded
 from ..data.tokens import with_labels
 from ..models import PROCESSOR, load_processor
 from ..models.head import Head
-from ..models.source import first_line
 from . import text_classification as texts
 from .losses import class_loss
 from .task import Collected, Scored, Scoring

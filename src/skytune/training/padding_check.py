@@ -11,10 +11,10 @@ import logging
 import numpy as np
 import torch
 
+from ..common.text import first_line
 from ..config import UserError
 from ..data.batches import Ragged, TokenTable
 from ..models.build import seeded
-from ..models.source import first_line
 from .prediction import Collect
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ...common.mappings import flatten
 from ..checks import above_zero, at_least
 from ..errors import ConfigError
 
@@ -192,15 +193,7 @@ def read_space(space: Any) -> dict[str, Any]:
         return {}
     if not isinstance(space, dict):
         raise ConfigError(f"search.space={space}: {_EXAMPLE}")
-    return {str(key): value for key, value in _flat(space).items()}
-
-
-def _flat(space: dict[Any, Any], before: str = "") -> dict[str, Any]:
-    """Return groups inside the space (`optimizer: {lr: ...}`, as YAML has them) as dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in space.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return found
+    return flatten(space)
 
 
 _EXAMPLE = "must be keys with lists or ranges, as {optimizer.lr: loguniform(1e-6,1e-3), batch.global_size: [16,32]}"
