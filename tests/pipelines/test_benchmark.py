@@ -46,11 +46,11 @@ def test_table_page_and_artifacts(bench: Any) -> None:
     assert (table["usd_total"] * 1000 - table["total_s"]).abs().max() < 0.01  # 3.60 USD an hour
     assert "<h3>Accuracy over rows" in (bench.folder / "report.html").read_text()
     steps = bench.recorded["steps"]
-    assert bench.recorded["name"] == "study" and list(steps) == ["run_experiment", "draw_results"]
+    assert bench.recorded["name"] == "study" and list(steps) == ["run_experiment", "draw_table"]
     artifact = Path(steps["run_experiment"]["outputs"]["results"]["uri"])
     assert [path.suffix for path in artifact.iterdir() if path.name.startswith("df")] == [".gzip"]
     assert pd.read_parquet(next(artifact.glob("df*")))["cell"].tolist() == table["cell"].tolist()
-    assert set(steps["draw_results"]["outputs"]) == {"page"}
+    assert set(steps["draw_table"]["outputs"]) == {"page"}
     for word in ("cell 1 of 2 (rows 48", "cell 2 of 2 (rows 96", "report.html", "results.csv"):
         assert word in bench.done.out, word
     for job in table["job"]:

@@ -35,8 +35,8 @@ def test_plan_table_page_and_last_line(searched: Any) -> None:
     page = (searched.folder / "report.html").read_text()
     assert all(f"<h3>{heading}" in page for heading in ("Rungs", "Trials", "Settings", "Is it better?"))
     steps = searched.recorded["steps"]
-    assert searched.recorded["name"] == "search" and list(steps) == ["run_search", "draw_search"]
-    assert set(steps["draw_search"]["outputs"]) == {"page"}
+    assert searched.recorded["name"] == "search" and list(steps) == ["run_search", "draw_table"]
+    assert set(steps["draw_table"]["outputs"]) == {"page"}
     assert searched.done.out.rstrip().splitlines()[-1].startswith("spent ")
     assert (searched.folder / "optuna.journal").stat().st_size > 0
 

@@ -68,7 +68,7 @@ def write_recipe(store: Store, recipe: Recipe, start: Mapping[str, bytes]) -> bo
     }
     data = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False).encode()
     path = f"{store.run_key}/{RUN_FILE}"
-    if _read(store, path) == data:
+    if store.read(path) == data:
         return False
     content = {f"{store.run_key}/{START}/{name}": start[name] for name in files} | {path: data}
     store.with_retry(lambda: store.backend.write_all(content), f"writing {RUN_FILE}")
@@ -81,7 +81,7 @@ def read_recipe(store: Store) -> Recipe | None:
     Raises:
         UserError: the store cannot be read, or what is there is no recipe that this version reads.
     """
-    data = _read(store, f"{store.run_key}/{RUN_FILE}")
+    data = store.read(f"{store.run_key}/{RUN_FILE}")
     if data is None:
         return None
     try:
@@ -110,18 +110,11 @@ def fetch_start(store: Store, recipe: Recipe, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, wanted in recipe.files.items():
         target = resolve_below(folder, name)
-        data = _read(store, f"{store.run_key}/{START}/{name}")
+        data = store.read(f"{store.run_key}/{START}/{name}")
         if data is None or hash_blocks([data]) != wanted:
             what = "is missing" if data is None else "is damaged"
             raise UserError(f"{store.location}/{START}/{name} {what}: give the run's whole command")
         target.write_bytes(data)
-
-
-def _read(store: Store, path: str) -> bytes | None:
-    try:
-        return store.with_retry(lambda: store.backend.read(path), f"reading {path.rpartition('/')[2]}")
-    except FileNotFoundError:
-        return None
 
 
 def remember(store: Store, jobdir: JobDir, job: Job, model: "torch.nn.Module") -> None:

@@ -6,12 +6,12 @@ itself.
 <store>/<run key>/lease.json        who may write (see `lease`)
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..common.files import sha256
+from ..common.files import replacing, sha256
 from ..common.json import load_json
 from ..common.paths import UnsafeNameError
 from ..config import UserError
@@ -83,6 +83,17 @@ class Store:
     def location(self) -> str:
         """Return the run's URL, for people."""
         return f"{self.backend.url.rstrip('/')}/{self.run_key}"
+
+    def read(self, path: str) -> bytes | None:
+        """Return a small file of the store; None where there is none.
+
+        Raises:
+            UserError: the store cannot be read.
+        """
+        try:
+            return self.with_retry(lambda: self.backend.read(path), f"reading {path.rpartition('/')[2]}")
+        except FileNotFoundError:
+            return None
 
     def with_retry(self, function: Callable[[], T], what: str) -> T:
         """Return `function()`, tried again while the store fails in ways that pass.
@@ -182,11 +193,9 @@ class Store:
 
     def completed(self) -> int | None:
         """Return the step that was completed last, None where none ever was."""
+        data = self.read(f"{self.run_key}/{COMPLETED}")
         try:
-            data = self.with_retry(lambda: self.backend.read(f"{self.run_key}/{COMPLETED}"), f"reading {COMPLETED}")
-            return int(load_json(data, dict)["step"])
-        except FileNotFoundError:
-            return None
+            return None if data is None else int(load_json(data, dict)["step"])
         except (ValueError, KeyError, TypeError):
             return 0  # damaged: something was completed
 
@@ -341,23 +350,15 @@ def hash_blocks(blocks: Iterable[bytes], target: Path | None = None) -> FileEntr
     The file appears as a whole: another process of this machine may be reading the one that it replaces.
     """
     size, sha = 0, hashlib.sha256()
-    if target is None:
+    with contextlib.ExitStack() as stack:
+        file = None
+        if target is not None:
+            file = stack.enter_context(stack.enter_context(replacing(target, uuid.uuid4().hex)).open("wb"))
         for block in blocks:
             size += len(block)
             sha.update(block)
-        return FileEntry(size=size, sha256=sha.hexdigest())
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as file:
-        try:
-            for block in blocks:
-                size += len(block)
-                sha.update(block)
+            if file is not None:
                 file.write(block)
-            file.flush()
-            os.replace(file.name, target)
-        except BaseException:
-            os.unlink(file.name)
-            raise
     return FileEntry(size=size, sha256=sha.hexdigest())
 
 

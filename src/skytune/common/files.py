@@ -4,6 +4,8 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,21 @@ def replacing(path: Path, token: str = "part", *, flush: bool = False) -> Iterat
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def replacing_folder(final: Path) -> Iterator[Path]:
+    """Give an empty folder to fill, which then takes the place of `final`; where that fails, nothing of it is left."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}."))
+    try:
+        yield part
+        part.chmod(0o755)
+        if final.exists():
+            shutil.rmtree(final)
+        part.replace(final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

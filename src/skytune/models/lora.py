@@ -15,17 +15,17 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..common.json import load_json
 from ..common.text import first_line
 from ..config import ConfigError, LoraConfig, ModelConfig, UserError
-from ..config.installing import add_extra
+from ..config.installing import needing
 from ..job import write_json
 from .formats import ADAPTER, ORIGIN, original_config
 from .hashing import hash_file, hash_values
 from .quiet import quiet
-from .source import fetch
+from .source import fetch, load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -311,10 +311,8 @@ def _read(folder: Path) -> _Given:
 
 
 def _peft() -> Any:
-    try:
+    with needing("train"):
         import peft
-    except ImportError as error:
-        raise UserError(f"model.lora needs peft, which is not installed: {add_extra('train')}") from error
     return peft
 
 
@@ -386,7 +384,6 @@ def load_adapted(folder: Path) -> Any:
     Raises:
         UserError: the base cannot be had, or is another than the one that the adapter was trained on.
     """
-    import torch
     import transformers
 
     values, given = original_config(folder), _read(folder)
@@ -395,20 +392,10 @@ def load_adapted(folder: Path) -> Any:
     kind: Any = getattr(transformers, str(names[0]), None) if isinstance(names, list) and names else None
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise UserError(f"{folder}: {ORIGIN} names no model of transformers")
-    place, auto = fetch(base, revision, key=f"{folder}: its base"), cast(Any, kind)
+    place = fetch(base, revision, key=f"{folder}: its base")
     try:
-        with quiet("transformers", "huggingface_hub"):
-            config = transformers.AutoConfig.for_model(**values)
-            model, found = auto.from_pretrained(
-                place,
-                config=config,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-            )
+        config = transformers.AutoConfig.for_model(**values)
+        model, found = load_weights(place, kind, config=config, ignore_mismatched_sizes=True)
     except Exception as error:
         raise UserError(f"{folder}: cannot load its base {base}: {first_line(error)}") from error
     odd = {entry[0] if isinstance(entry, tuple) else entry for entry in found["mismatched_keys"]}

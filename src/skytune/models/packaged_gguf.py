@@ -6,10 +6,9 @@ import fcntl
 import importlib.util
 import io
 import logging
-import shutil
-import tempfile
 from pathlib import Path
 
+from ..common.files import replacing_folder
 from ..config import UserError
 from ..config.folders import home
 from ..config.installing import add_extra
@@ -48,14 +47,8 @@ def converted(name: str) -> str:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two first runs at once
             if not (final / "config.json").is_file():
                 log.info("model: %s: its weights were rounded to 4 bits (GGUF); dequantized once into %s", name, final)
-                temporary = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{name}."))
-                try:
-                    _convert(source, temporary)
-                    temporary.chmod(0o755)
-                    shutil.rmtree(final, ignore_errors=True)
-                    temporary.replace(final)
-                finally:
-                    shutil.rmtree(temporary, ignore_errors=True)
+                with replacing_folder(final) as part:
+                    _convert(source, part)
     except OSError as error:
         raise UserError(f"cannot write the model '{name}' to {final}: {error.strerror or error}") from error
     return str(final)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ..common.files import replacing_folder
 from ..common.json import load_json
 from ..common.text import first_line
 from ..config import UserError
@@ -74,23 +75,14 @@ def save_model(model: Any, folder: Folder, tokenizer_folder: Folder | None = Non
     from safetensors import SafetensorError
 
     final = Path(folder).absolute()
-    temporary = None
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}."))
-        if tokenizer_folder is not None:
-            shutil.copytree(tokenizer_folder, temporary, dirs_exist_ok=True, copy_function=shutil.copyfile)
-        _write(model, temporary)
-        temporary.chmod(0o755)
-        if final.exists():
-            shutil.rmtree(final)
-        temporary.replace(final)
+        with replacing_folder(final) as part:
+            if tokenizer_folder is not None:
+                shutil.copytree(tokenizer_folder, part, dirs_exist_ok=True, copy_function=shutil.copyfile)
+            _write(model, part)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise UserError(f"cannot write the model to {final}: {reason}; nothing was left there") from error
-    finally:
-        if temporary is not None and temporary.exists():
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def merge_adapter(checkpoint: Folder, into: Folder) -> None:

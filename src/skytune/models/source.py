@@ -180,14 +180,16 @@ def load_config(config: ModelConfig, folder: str | None = None) -> Any:
         raise UserError(f"model.name={config.name}: {first_line(error)}") from error
 
 
-def load_weights(folder: str, auto: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the model with this kind of head in a local folder, in float32, and what transformers says of loading it;
-    no code and no pickle of the folder is run. Raises whatever its files make transformers raise."""
+def load_weights(folder: str, auto: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the model of this class of transformers, or with this kind of head (one of `head.KINDS`), in a local
+    folder, in float32, and what transformers says of loading it; no code and no pickle of the folder is run. Raises
+    whatever its files make transformers raise."""
     import torch
 
     safely = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
     with quiet("transformers", "huggingface_hub"):
-        loaded: tuple[Any, dict[str, Any]] = auto_class(auto).from_pretrained(
+        kind = auto_class(auto) if isinstance(auto, str) else auto
+        loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True, **safely, **options
         )
     return loaded

@@ -12,8 +12,7 @@ from ..steps.parameters import elsewhere, for_evaluate_model, for_load_data, for
 from ..steps.predict_files import predict_files
 from ..steps.promote_model import promote_model
 from ..steps.publish_model import publish_model
-from ..steps.search import draw_search, run_search
-from ..steps.study import draw_results, run_experiment
+from ..steps.tables import draw_table, run_experiment, run_search
 from ..steps.train_model import train_model
 
 
@@ -75,21 +74,20 @@ def promote(config: dict[str, Any]) -> None:
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
 def study(config: dict[str, Any]) -> None:
     """Run an experiment design, one training a cell, and draw its results."""
-    # ZenML's own for tables: parquet. Imported here, because it imports pandas, which other pipelines need not pay for.
-    from zenml.integrations.pandas.materializers.pandas_materializer import PandasMaterializer
-
-    # The store of results decides what is finished, not the cache.
-    run = RunConfig.parse({**config, "cache": False})
-    cells = on(run_experiment, run).with_options(output_materializers={"results": PandasMaterializer})
-    on(draw_results, run)(cells(design=to_dict(run.study)))
+    run = RunConfig.parse({**config, "cache": False})  # the store of results decides what is finished
+    on(draw_table, run)(_tabled(run_experiment, run, "results")(design=to_dict(run.study)))
 
 
 @pipeline(execution_mode=ExecutionMode.FAIL_FAST, enable_cache=False)
 def search(config: dict[str, Any]) -> None:
     """Search for hyperparameters, and draw what was found."""
+    run = RunConfig.parse({**config, "cache": False})  # the record of the search decides what is finished
+    on(draw_table, run)(_tabled(run_search, run, "trials")(search=to_dict(run.search)))
+
+
+def _tabled(step: Any, run: RunConfig, output: str) -> Any:
+    """Return a step whose output is a table: as parquet, by ZenML's own materializer. It is imported here, because it
+    imports pandas, which other pipelines need not pay for."""
     from zenml.integrations.pandas.materializers.pandas_materializer import PandasMaterializer
 
-    # The record of the search decides what is finished, not the cache.
-    run = RunConfig.parse({**config, "cache": False})
-    trials = on(run_search, run).with_options(output_materializers={"trials": PandasMaterializer})
-    on(draw_search, run)(trials(search=to_dict(run.search)))
+    return on(step, run).with_options(output_materializers={output: PandasMaterializer})
