@@ -23,6 +23,9 @@ INSECURE = "NoPlainHttp"
 END = "ModifyInstanceAttribute TerminateInstances"
 """What SkyPilot calls to take a machine down."""
 
+PULL = "BatchCheckLayerAvailability BatchGetImage GetDownloadUrlForLayer"
+"""The calls that fetch an image."""
+
 ANY = "*"
 """Resource of calls that AWS cannot limit to any."""
 
@@ -79,14 +82,13 @@ def sagemaker(names: Names) -> Policy:
     runs, group = f"{names.bucket_arn}/{RUNS}/*", names.arn("logs", "log-group:/aws/sagemaker/TrainingJobs*")
     account = REGISTRIES.get(names.region, names.account)
     images = f"arn:{names.partition}:ecr:{names.region}:{account}:repository/pytorch-training"
-    pull = "BatchCheckLayerAvailability BatchGetImage GetDownloadUrlForLayer"
     write = "CreateLogGroup CreateLogStream DescribeLogStreams PutLogEvents"
     return _policy(
         *_use_bucket(names, runs),
         _keep_inputs(names),
         _allow("WriteLogs", group, "logs", write),
         *_pull(names),
-        _allow("PullAwsImages", images, "ecr", pull),
+        _allow("PullAwsImages", images, "ecr", PULL),
         _allow("ReadOwnSecrets", _secrets(names), "secretsmanager", "GetSecretValue"),
     )
 
@@ -185,12 +187,7 @@ def _secrets(names: Names) -> str:
 
 
 def _keep_inputs(names: Names) -> Statement:
-    return {
-        "Sid": "KeepInputs",
-        "Effect": "Deny",
-        "Action": ["s3:DeleteObject", "s3:PutObject"],
-        "Resource": f"{names.bucket_arn}/*.inputs/*",
-    }
+    return _allow("KeepInputs", f"{names.bucket_arn}/*.inputs/*", "s3", "DeleteObject PutObject", Effect="Deny")
 
 
 def _of_stack(names: Names) -> dict[str, Any]:
@@ -199,10 +196,9 @@ def _of_stack(names: Names) -> dict[str, Any]:
 
 
 def _pull(names: Names) -> list[Statement]:
-    layers = "BatchCheckLayerAvailability BatchGetImage GetDownloadUrlForLayer"
     return [
         _allow("LogInToRegistry", ANY, "ecr", "GetAuthorizationToken"),
-        _allow("PullImages", names.repository_arn, "ecr", layers),
+        _allow("PullImages", names.repository_arn, "ecr", PULL),
     ]
 
 

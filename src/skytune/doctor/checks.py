@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ..common.findings import Finding, Level
 from ..common.text import size
-from ..config.folders import home
 
 WARN_BYTES, FAIL_BYTES = 5e9, 5e8
 """Free disk space below which the doctor warns, and below which no run can be expected to end."""
@@ -105,11 +104,6 @@ def disk(name: str, folder: Path, variable: str) -> list[Finding]:
     if free < WARN_BYTES:
         return [Finding(Level.warn, name, text, f"models and checkpoints fill this soon; {way}")]
     return [Finding(Level.ok, name, text)]
-
-
-def disk_runs() -> list[Finding]:
-    """The folder of the runs."""
-    return disk("runs", home(), "SKYTUNE_HOME")
 
 
 def hub() -> list[Finding]:

@@ -14,7 +14,7 @@ import skytune
 from ..common.findings import Finding, Level
 from ..common.text import first_line
 from ..config import UserError
-from ..config.folders import load_dotenv
+from ..config.folders import home, load_dotenv
 from . import checks, versions
 
 COLOURS = {Level.ok: "32", Level.warn: "33", Level.fail: "31"}
@@ -54,7 +54,7 @@ def examine() -> Iterator[Finding]:
             yield from _safely(name, check)
         yield from reduced.result()
         yield from _safely("nccl", _nccl)
-        yield from _safely("disk runs", checks.disk_runs)
+        yield from _safely("disk runs", lambda: checks.disk("runs", home(), "SKYTUNE_HOME"))
         yield from asked.result()
         yield from _safely("zenml", zenml)
 

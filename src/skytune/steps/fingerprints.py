@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import sys
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -106,25 +107,18 @@ def _source(module: str, everything: bool) -> Path | None:
 
 
 def _own_source(module: str) -> Path | None:
-    """Return the file of a module on the path.
-
-    Below the outermost package it is looked for by name: asking Python would run the packages' code.
-    """
-    top, *parts = module.split(".")
+    """Return the file of a module on the path. Below the outermost package it is looked for part by part: asking Python
+    for the whole name would run the packages' code."""
+    name, *parts = module.split(".")
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return None
-    if spec is None:
-        return None
-    if not parts:
-        return Path(spec.origin).resolve() if spec.origin and spec.origin.endswith(".py") else None
-    for folder in spec.submodule_search_locations or []:
-        base = Path(folder).resolve().joinpath(*parts)
-        for file in (base / "__init__.py", base.with_name(base.name + ".py")):
-            if file.is_file():
-                return file
-    return None
+    for part in parts:
+        name = f"{name}.{part}"
+        folders = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(name, folders) if folders else None
+    return Path(spec.origin).resolve() if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
 @functools.lru_cache(maxsize=512)

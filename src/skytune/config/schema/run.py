@@ -40,15 +40,17 @@ class Pipeline(str, Enum):
     data = "data"
 
 
-USING_CHECKPOINT = (
-    Pipeline.evaluate,
-    Pipeline.predict,
-    Pipeline.merge,
-    Pipeline.export,
-    Pipeline.publish,
-    Pipeline.promote,
-)
-"""Those that take a trained model, `checkpoint=PATH`."""
+NEEDS = {
+    Pipeline.evaluate: "checkpoint=PATH (a folder with a trained model, or a Hub id)",
+    Pipeline.predict: "checkpoint=PATH predict.input=FILES predict.output=FILE",
+    Pipeline.merge: "checkpoint=PATH (the folder of a trained adapter)",
+    Pipeline.export: "checkpoint=PATH (a folder with a trained model, or a Hub id)",
+    Pipeline.publish: "checkpoint=PATH (a run's outputs/model) and upload.url=PLACE",
+    Pipeline.promote: "checkpoint=PATH (a run's outputs/model) and stage=production (or staging); "
+    "with promote.rollback=true, promote.model=NAME will do in the place of a checkpoint",
+    Pipeline.study: "a design: experiment=NAME, or study.factors",
+}
+"""What has to be given for a pipeline; all but a study take a trained model."""
 
 
 class OnNan(str, Enum):
@@ -243,34 +245,24 @@ class RunConfig:
                 f"resume={self.resume}: allowed are auto, required, never, a step's number, a path or a URL"
             )
         is_seed(self, "")
-        if self.pipeline is Pipeline.merge and not self.checkpoint.path:
-            raise ConfigError("pipeline=merge needs checkpoint=PATH (the folder of a trained adapter)")
-        if self.pipeline is Pipeline.export and not self.checkpoint.path:
-            raise ConfigError("pipeline=export needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
-        if self.pipeline is Pipeline.evaluate and not self.checkpoint.path:
-            raise ConfigError("pipeline=evaluate needs checkpoint=PATH (a folder with a trained model, or a Hub id)")
-        if self.pipeline is Pipeline.publish and not (self.checkpoint.path and self.upload.url):
-            raise ConfigError("pipeline=publish needs checkpoint=PATH (a run's outputs/model) and upload.url=PLACE")
-        wanted, named = self.promote, self.promote.rollback and self.promote.model
-        if self.pipeline is Pipeline.promote and not (wanted.stage and (self.checkpoint.path or named)):
-            raise ConfigError(
-                "pipeline=promote needs checkpoint=PATH (a run's outputs/model) and stage=production (or staging); "
-                "with promote.rollback=true, promote.model=NAME will do in the place of a checkpoint"
-            )
+        wanted, trained, predict = self.promote, self.checkpoint.path, self.predict
+        given: dict[Pipeline, Any] = {
+            Pipeline.publish: trained and self.upload.url,
+            Pipeline.promote: wanted.stage and (trained or (wanted.rollback and wanted.model)),
+            Pipeline.predict: trained and predict.input and predict.output,
+            Pipeline.study: self.study.factors,
+        }
+        if self.pipeline in NEEDS and not given.get(self.pipeline, trained):
+            raise ConfigError(f"pipeline={self.pipeline.value} needs {NEEDS[self.pipeline]}")
         if wanted.stage and self.pipeline not in (Pipeline.promote, Pipeline.training):
             raise ConfigError(f"promote.stage={wanted.stage.value} has an effect only on promote and training")
         if wanted.rollback and self.pipeline is not Pipeline.promote:
             raise ConfigError("promote.rollback=true needs pipeline=promote")
-        if self.pipeline is Pipeline.study and not self.study.factors:
-            raise ConfigError("pipeline=study needs a design: experiment=NAME, or study.factors")
         if self.search.take and self.pipeline is not Pipeline.training:
             raise ConfigError(f"search.take={self.search.take} takes settings for a run: write pipeline=training")
-        given = (self.checkpoint.path, self.predict.input, self.predict.output)
-        if self.pipeline is Pipeline.predict and not all(given):
-            raise ConfigError("pipeline=predict needs checkpoint=PATH predict.input=FILES predict.output=FILE")
-        if self.pipeline is not Pipeline.predict and any(given[1:]):
+        if self.pipeline is not Pipeline.predict and (predict.input or predict.output):
             raise ConfigError("predict.input and predict.output have an effect only with pipeline=predict")
-        if self.pipeline not in USING_CHECKPOINT and self.checkpoint.path:
+        if trained and self.pipeline not in NEEDS.keys() - {Pipeline.study}:
             raise ConfigError(
                 "checkpoint=PATH has no effect on training: use model.name=PATH to start from it, "
                 "or pipeline=evaluate to score it"
