@@ -33,8 +33,8 @@ def test_a_worker_leaves_out_what_only_text_generation_and_boxes_want() -> None:
     assert json.loads(done.stdout) == [[False, False, False], True, True]
 
 
-def test_rows_and_predictions_cost_no_pandas(tmp_path: Path) -> None:
-    """Arrow imports it for most of its ways from and to NumPy."""
+def test_rows_and_predictions_cost_no_pandas_and_an_optimizer_no_trainer(tmp_path: Path) -> None:
+    """Arrow imports pandas for most of its ways from and to NumPy; transformers' Trainer has names of what decays."""
     rows = pa.table({"input_ids": pa.array([[1, 2, 3], [], [4]], pa.list_(pa.int32())), "labels": [0, 1, 0]})
     (tmp_path / "rows").mkdir()
     with pa.OSFile(str(tmp_path / "rows/data-00000.arrow"), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as out:
@@ -43,14 +43,18 @@ def test_rows_and_predictions_cost_no_pandas(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import numpy as np
+import torch
+from skytune.config import OptimizerConfig
 from skytune.data.batches import TokenTable
 from skytune.training.outputs import write_predictions
+from skytune.training.parameter_groups import parameter_groups
 table = TokenTable.open(Path({str(tmp_path / "rows")!r}))
 write_predictions(Path({str(tmp_path / "out.arrow")!r}), np.arange(3), table.labels, np.ones((3, 2), dtype=np.float32))
-print("pandas" in sys.modules)
+parameter_groups(torch.nn.Linear(2, 2), OptimizerConfig())
+print("pandas" in sys.modules, "transformers.trainer" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert done.stdout == "False False\n"
 
 
 @given(
