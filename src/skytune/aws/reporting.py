@@ -1,20 +1,14 @@
 """One line for each thing that was looked at: what was done to it, and what there is to know."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Done:
-    """What became of one thing."""
+class Done(NamedTuple):
+    """What became of one thing: `verb` is made, found, changed, kept, removed or absent, `kind` bucket, role, ..."""
 
     verb: str
-    """made, found, changed, kept, removed, absent."""
-
     kind: str
-    """bucket, role, ..."""
-
     name: str
-
     about: str = ""
 
     @property

@@ -14,14 +14,10 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report."""
+    """One line of the doctor's report: what was looked at in one or two words, what was found, and what to do about it
+    (empty when all is well)."""
 
     level: Level
     name: str
-    """What was looked at, one or two words."""
-
     text: str
-    """What was found."""
-
     way_out: str = ""
-    """What to do about it; empty when all is well."""

@@ -72,9 +72,7 @@ def connect() -> "Client":
     except OSError as error:
         raise UserError(f"cannot use ZenML's folder: {error} (ZENML_CONFIG_PATH chooses another)") from error
     except ImportError as error:
-        raise UserError(
-            f"ZenML is not installed ({error}): run `make install`, or {add_extra('orchestrate')}"
-        ) from error
+        raise UserError(f"ZenML is not installed ({error}): `make install`, or {add_extra('orchestrate')}") from error
     except Exception as error:
         if "connect" in str(error).lower() or "refused" in str(error).lower():
             raise UserError(

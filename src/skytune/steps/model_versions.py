@@ -24,17 +24,13 @@ from ..models import saved_model
 
 @dataclass(frozen=True)
 class Version:
-    """A run's model that is, or was, a version."""
+    """A run's model that is, or was, a version: the model's folder, the hash by which it is known whether that folder
+    still holds it, and the name of the version that had the stage before, empty where none had."""
 
     name: str
     checkpoint: str
-    """Folder of the model."""
-
     weights: str
-    """Hash by which it is known whether that folder still holds it."""
-
     replaced: str = ""
-    """Name of the version that had the stage before; empty where none had."""
 
     @classmethod
     def of(cls, run_key: str, checkpoint: str) -> "Version":

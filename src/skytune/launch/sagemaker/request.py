@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ...config import ComputeConfig, ConfigError, Distribution, RunConfig, UserError
-from ...config.installing import add_extra
+from ...config import ComputeConfig, ConfigError, Distribution, RunConfig
+from ...config.installing import needing
 from ..remote.handed_on import handed_on
 from ..remote.machine import processes
 from .images import gpus_of, image_of
@@ -157,10 +157,8 @@ def _shape() -> Any:
     Raises:
         UserError: botocore is missing.
     """
-    try:
+    with needing("aws"):
         import botocore.session
-    except ImportError as error:
-        raise UserError(f"'{error.name}' is not installed: {add_extra('aws')}") from error
     model = botocore.session.get_session().get_service_model("sagemaker")
     return model.operation_model("CreateTrainingJob").input_shape
 
