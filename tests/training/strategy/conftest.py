@@ -1,15 +1,13 @@
 """Jobs under every strategy, many in one set of processes, and a callback that looks at what each process holds."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_workers import Lives
 
 from skytune.config import ComputeConfig
 from skytune.job import JobDir
@@ -96,7 +94,7 @@ from skytune.training.trainer import run_job
 size = int(os.environ["SKYTUNE_WORLD_SIZE"])
 if size > 1:  # the next job uses the group again: its peers could not meet at the same address a second time
     dist.destroy_process_group = lambda *_: None
-for root in sys.argv[1:]:
+for root in ROOTS:
     jobdir = JobDir(root)
     logging.getLogger("skytune").handlers.clear()
     worker._log_to(jobdir.logs / f"rank-{os.environ.get('RANK', 0)}.log", 0)
@@ -116,8 +114,8 @@ Run = Callable[..., Any]
 class ShardedUpdate:
     """A launcher for jobs that wait for each other and then run in one set of processes."""
 
-    def __init__(self, script: Path, processes: int, count: int) -> None:
-        self.script, self.processes, self.jobs = script, processes, []
+    def __init__(self, lives: Lives, processes: int, count: int) -> None:
+        self.lives, self.processes, self.jobs = lives, processes, []
         self.all_there = threading.Barrier(count, action=self._run_all)
 
     def run(self, job: JobDir, compute: ComputeConfig) -> None:
@@ -127,28 +125,16 @@ class ShardedUpdate:
     def _run_all(self) -> None:
         from skytune.launch.local import environment
 
-        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        path = os.pathsep.join([str(Path(__file__).resolve().parents[3] / "src"), *given])
         roots = [str(job.root) for job in sorted(self.jobs, key=lambda job: job.root.name)]
-        begin = [sys.executable, *([] if self.processes == 1 else [*TORCHRUN, str(self.processes)])]
-        done = subprocess.run(
-            [*begin, str(self.script), *roots],
-            env={**environment(self.processes, 1), "PYTHONPATH": path},
-            timeout=900,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        code = f"ROOTS = {roots!r}\n{MANY}"
+        done = self.lives.live(Path(roots[0]), self.processes, code, **environment(self.processes, 1))
         errors = [error.traceback for job in self.jobs for error in job.read_errors().values()]
-        assert done.returncode == 0, "\n".join([*errors, done.stdout[-2000:], done.stderr[-6000:]])
-
-
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        assert done.code == 0, "\n".join([*errors, done.output[-6000:]])
 
 
 @pytest.fixture
 def trained(
-    run_job: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_job: Run, lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[int, dict[str, dict[str, Any]]], dict[str, Any]]:
     """Return a function that trains several configurations, for 20 steps each, on so many processes.
 
@@ -157,11 +143,10 @@ def trained(
     modules, name = tmp_path / "modules", f"witness_{tmp_path.name.replace('-', '_')}"
     modules.mkdir()
     (modules / f"{name}.py").write_text(WITNESS)
-    (tmp_path / "many.py").write_text(MANY)
     monkeypatch.syspath_prepend(str(modules))
 
     def train(processes: int, configurations: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        launcher = ShardedUpdate(tmp_path / "many.py", processes, len(configurations))
+        launcher = ShardedUpdate(lives, processes, len(configurations))
         monkeypatch.setattr("skytune.launch.run_job.LocalLauncher", lambda: launcher)
         found: dict[str, Any] = {}
 
