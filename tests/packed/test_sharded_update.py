@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -76,6 +77,14 @@ def process(rank: int, size: int, vocabulary: int, micro: int, folder: str) -> N
     torch.distributed.destroy_process_group()
 
 
+PROCESS = """
+import os, sys
+sys.path.append({!s!r})
+from test_sharded_update import process
+process(int(os.environ["RANK"]), {}, {}, {}, {!s!r})
+"""
+
+
 @pytest.mark.parametrize(
     ("size", "vocabulary", "micro", "by_tokens"),
     [
@@ -87,12 +96,12 @@ def process(rank: int, size: int, vocabulary: int, micro: int, folder: str) -> N
     ids=["by tokens", "a table smaller than the tokens", "accumulated", "three"],
 )
 def test_processes_learn_what_one_learns(
-    size: int, vocabulary: int, micro: int, by_tokens: list[bool], tmp_path: Path
+    lives: Any, size: int, vocabulary: int, micro: int, by_tokens: list[bool], tmp_path: Path
 ) -> None:
     """Weights to 5e-6, losses to 1e-5, Adam's averages to 1e-6; every process updates its share alone."""
     expected = trained(vocabulary, 8, 0, 1)
-    arguments = (size, vocabulary, micro, str(tmp_path))
-    torch.multiprocessing.start_processes(process, args=arguments, nprocs=size, start_method="spawn")
+    life = lives.live(tmp_path, size, PROCESS.format(Path(__file__).parent, size, vocabulary, micro, tmp_path))
+    assert life.code == 0, life.output
     found: list[TrainResult] = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(size)]
     assert [part.by_tokens for part in found] == [by_tokens] * size
     for part in found[1:]:

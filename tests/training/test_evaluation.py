@@ -1,7 +1,6 @@
 """Evaluation of any number of rows on any number of processes: each row once, the same numbers (case 9)."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,10 @@ def predicted(trained: Path, tokenized: Callable[..., Any], processes: int) -> d
 
 
 @pytest.mark.slow
-def test_any_number_of_rows_on_any_number_of_processes(trained: Path, tokenized: Callable[..., Any]) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        single, *others = pool.map(lambda size: predicted(trained, tokenized, size), (1, 2, 3))
+def test_any_number_of_rows_on_any_number_of_processes(
+    forked: None, trained: Path, tokenized: Callable[..., Any]
+) -> None:
+    single, *others = (predicted(trained, tokenized, size) for size in (1, 2, 3))
     for name, count in ROWS.items():
         rows, labels, logits = single[name]
         assert rows.tolist() == list(range(count))

@@ -153,6 +153,7 @@ def test_the_schedule_does_not_know_how_many_processes_there_are(lives: Any, pla
             rows=16,
             epochs=25,
             batch={"global_size": 4},
+            eval={"every_epochs": 0},
             checkpoint={"every_steps": 50, "async_save": False},
         )
         assert lives.live(job, first, SKYTUNE_TEST_END="52 kill").code == -9
