@@ -79,9 +79,9 @@ def process(rank: int, size: int, vocabulary: int, micro: int, folder: str) -> N
 
 PROCESS = """
 import os, sys
-sys.path.append({!s!r})
+sys.path.append({!r})
 from test_sharded_update import process
-process(int(os.environ["RANK"]), {}, {}, {}, {!s!r})
+process(int(os.environ["RANK"]), {}, {}, {}, {!r})
 """
 
 
@@ -100,7 +100,9 @@ def test_processes_learn_what_one_learns(
 ) -> None:
     """Weights to 5e-6, losses to 1e-5, Adam's averages to 1e-6; every process updates its share alone."""
     expected = trained(vocabulary, 8, 0, 1)
-    life = lives.live(tmp_path, size, PROCESS.format(Path(__file__).parent, size, vocabulary, micro, tmp_path))
+    life = lives.live(
+        tmp_path, size, PROCESS.format(str(Path(__file__).parent), size, vocabulary, micro, str(tmp_path))
+    )
     assert life.code == 0, life.output
     found: list[TrainResult] = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(size)]
     assert [part.by_tokens for part in found] == [by_tokens] * size

@@ -101,8 +101,8 @@ def test_what_decays_is_what_decays_in_the_trainer(kind: str) -> None:
     groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
     names = {id(p): name for name, p in model.named_parameters()}
     decaying = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
-    theirs = {name for name in Trainer.get_decay_parameter_names(None, model) if model.get_parameter(name).ndim > 1}
-    assert decaying == theirs & set(names.values()) and decaying
+    expected = {name for name in Trainer.get_decay_parameter_names(None, model) if model.get_parameter(name).ndim > 1}
+    assert decaying == expected & set(names.values()) and decaying
 
 
 def test_no_decay_is_the_list_that_people_know() -> None:

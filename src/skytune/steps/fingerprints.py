@@ -90,7 +90,9 @@ def _closure(roots: tuple[str, ...], everything: bool) -> dict[str, str]:
         path = _source(module, everything)
         if path is None:
             continue
-        tree, imports = _parsed(path, path.stat().st_mtime_ns, module)
+        # Of the user's own modules there are few; two edits within a tick of the file system's clock must not be one.
+        read = _parsed if path.is_relative_to(PACKAGE) else _parsed.__wrapped__
+        tree, imports = read(path, path.stat().st_mtime_ns, module)
         seen[module] = tree
         waiting += imports
     return seen
