@@ -73,7 +73,7 @@ def trained(vocabulary: int, micro: int, rank: int, size: int) -> TrainResult:
 def process(rank: int, size: int, vocabulary: int, micro: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    torch.save(trained(vocabulary, micro, rank, size), f"{folder}/{rank}.pt")
+    torch.save(vars(trained(vocabulary, micro, rank, size)), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -104,7 +104,7 @@ def test_processes_learn_what_one_learns(
         tmp_path, size, PROCESS.format(str(Path(__file__).parent), size, vocabulary, micro, str(tmp_path))
     )
     assert life.code == 0, life.output
-    found: list[TrainResult] = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    found = [TrainResult(**torch.load(tmp_path / f"{rank}.pt", weights_only=False)) for rank in range(size)]
     assert [part.by_tokens for part in found] == [by_tokens] * size
     for part in found[1:]:
         assert all(map(torch.equal, part.flat, found[0].flat)), "all have the same weights and state, to the bit"
