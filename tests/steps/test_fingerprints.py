@@ -235,3 +235,26 @@ def test_the_docstring_of_a_step_does_not_count_its_code_does(
     file.write_text(text + "ADDED = 1\n")
     os.utime(file, ns=(2, 2))
     assert fingerprints(step, RunConfig()) != before
+
+
+def test_the_package_is_parsed_once_and_what_changed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "home"))
+    shutil.copytree(module.PACKAGE, tmp_path / "skytune", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(module, "PACKAGE", tmp_path / "skytune")
+    parsed: list[str] = []
+    parse = module._parsed
+    monkeypatch.setattr(module, "_parsed", lambda path, name: parsed.append(name) or parse(path, name))
+
+    def once() -> tuple[str, list[str]]:
+        module._memory.cache_clear()  # as in a process of its own
+        parsed.clear()
+        return code_hash(ROOTS["train_model"]), list(parsed)
+
+    before, first = once()
+    assert len(first) > 50 and once() == (before, [])
+    (tmp_path / "skytune" / "training" / "loop.py").open("a").write("\nADDED = 1\n")
+    after, again = once()
+    assert after != before and again == ["skytune.training.loop"] and once() == (after, [])
+    (memory,) = (tmp_path / "home" / "hashes").glob("code-*.json")
+    memory.write_text('{"' + next(iter(json.loads(memory.read_text()))) + '": 3')
+    assert once()[0] == after, "what cannot be read is as good as nothing"

@@ -9,10 +9,14 @@ comments and layout do not count, a changed default does.
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
+import json
+import os
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -20,7 +24,10 @@ from typing import Any
 
 import skytune
 
+from ..common.files import replacing
+from ..common.json import load_json
 from ..config import PACKAGED, RunConfig, to_dict
+from ..config.folders import home
 from ..launch.run_dir import deciding_metrics
 from ..models.hashing import parse
 from ..tasks.own_metrics import module_script
@@ -49,12 +56,12 @@ def fingerprints(step: str, config: RunConfig) -> dict[str, str]:
     """Return `code`, `versions` and, where the config names modules of the user's for one step, `own`."""
     own_file = PACKAGE / "steps" / f"{step}.py"  # ZenML itself would compare its docstring, too (see `parameters.on`)
     found = {
-        "code": code_hash(ROOTS[step], _parsed(own_file, own_file.stat().st_mtime_ns, step)[0]),
+        "code": code_hash(ROOTS[step], _parsed(own_file, step)[0]),
         "versions": versions(PACKAGES[step]),
     }
     modules, scripts = _own(step, config)
     if modules or scripts:
-        trees = [_parsed(path, path.stat().st_mtime_ns, path.stem)[0] for path in scripts]
+        trees = [_parsed(path, path.stem)[0] for path in scripts]
         found["own"] = code_hash(modules, *trees, everything=True)
     return found
 
@@ -82,20 +89,52 @@ def code_hash(roots: tuple[str, ...], *more: str, everything: bool = False) -> s
 def _closure(roots: tuple[str, ...], everything: bool) -> dict[str, str]:
     seen: dict[str, str] = {}
     waiting, looked_at = list(roots), set[str]()
-    while waiting:
-        module = waiting.pop()
-        if module in looked_at or module.startswith(UNCOUNTED):
-            continue
-        looked_at.add(module)
-        path = _source(module, everything)
-        if path is None:
-            continue
-        # Of the user's own modules there are few; two edits within a tick of the file system's clock must not be one.
-        read = _parsed if path.is_relative_to(PACKAGE) else _parsed.__wrapped__
-        tree, imports = read(path, path.stat().st_mtime_ns, module)
-        seen[module] = tree
-        waiting += imports
+    with _remembering() as known:
+        while waiting:
+            module = waiting.pop()
+            if module in looked_at or module.startswith(UNCOUNTED):
+                continue
+            looked_at.add(module)
+            path = _source(module, everything)
+            if path is None:
+                continue
+            # Of the user's own modules there are few; two edits within a tick of the clock must not be one.
+            own = not path.is_relative_to(PACKAGE)
+            seen[module], imports = _parsed(path, module) if own else _known(known, path, module)
+            waiting += imports
     return seen
+
+
+@contextlib.contextmanager
+def _remembering() -> Iterator[dict[str, Any]]:
+    """Give what is known of this package's files, by path, from one command to the next: parsing them takes half a
+    second. What is added in the block is kept; a home that cannot be written only means parsing again."""
+    file = home() / "hashes" / f"code-{sys.version_info.major}.{sys.version_info.minor}.json"
+    known = _memory(file)
+    before = set(known)
+    yield known
+    if known.keys() != before:
+        with contextlib.suppress(OSError), replacing(file, str(os.getpid())) as part:
+            part.write_text(json.dumps(known), encoding="utf-8")
+
+
+@functools.cache
+def _memory(file: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return dict(load_json(file.read_bytes(), dict))
+    return {}
+
+
+def _known(known: dict[str, Any], path: Path, module: str) -> tuple[str, list[str]]:
+    status = path.stat()
+    key = f"{path} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_size}"
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        tree, imports = known[key]
+        return str(tree), list(imports)
+    for old in [old for old in known if old.startswith(f"{path} ")]:
+        del known[old]
+    known[key] = tree, imports = _parsed(path, module)
+    return tree, imports
 
 
 def _source(module: str, everything: bool) -> Path | None:
@@ -123,9 +162,8 @@ def _own_source(module: str) -> Path | None:
     return Path(spec.origin).resolve() if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
-@functools.lru_cache(maxsize=512)
-def _parsed(path: Path, changed_ns: int, module: str) -> tuple[str, tuple[str, ...]]:
-    """Return (syntax tree as text without docstrings, modules it imports)."""
+def _parsed(path: Path, module: str) -> tuple[str, list[str]]:
+    """Return (hash of the syntax tree without docstrings, modules it imports)."""
     tree = parse(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     imports: list[str] = []
@@ -136,7 +174,7 @@ def _parsed(path: Path, changed_ns: int, module: str) -> tuple[str, tuple[str, .
             base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
             base = ".".join(filter(None, [base, node.module or ""]))
             imports += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return ast.dump(tree), tuple(imports)
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports
 
 
 def _own(step: str, config: RunConfig) -> tuple[tuple[str, ...], list[Path]]:
