@@ -34,6 +34,7 @@ from skytune.data.order import SampleOrder
 from skytune.distributed.context import DistContext
 from skytune.job import JobDir
 from skytune.training.callbacks.base import Run
+from skytune.training.captured_step import CapturedSteps
 from skytune.training.flops import peak, work_of
 from skytune.training.select_step import open_steps
 from skytune.training.strategy import Strategy
@@ -262,6 +263,7 @@ def one(name: str, ways: list[str]) -> dict[str, Any]:
     take(steps, 2 * steps.most)
     row |= {"steps": steps.run.report.get("steps_taken"), "ready_s": round(time.perf_counter() - clock, 1)}
     row |= steps.run.report.get("captured", {})
+    row |= {"gradient_error": steps.gradient_error} if isinstance(steps, CapturedSteps) else {}
     loop, clock = None, time.perf_counter()
     if "hand" in ways and name in HAND:
         try:

@@ -3,14 +3,13 @@
     python benchmarks/language.py [--cases sft blocks full lora] [--steps 40] [--out FILE.json]
 
 Needs torch, transformers, accelerate, peft, pyarrow and this source tree; no hub, no data set: models have published
-shapes and random weights, rows have random tokens. All of one case runs in one call, one after the other, each in a
-process of its own. TRL's trainer is measured too where it is installed.
+shapes and random weights, rows have random tokens. The ways of one case compile at the same time, each in a process of
+its own, and are timed one after the other. TRL's trainer is measured too where it is installed.
 """
 
 import argparse
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import numpy as np
 import torch
+
+from skytune.config import from_dict
 
 SHAPES: dict[str, dict[str, Any]] = {
     "135M": {
@@ -90,6 +91,13 @@ def work(case: dict[str, Any], tokens: np.ndarray) -> float:
     return float(a_token * tokens.sum() + 6 * layers * width * (tokens.astype(float) ** 2).sum())
 
 
+def ready() -> None:
+    """Say that everything is compiled, and wait until this process has the GPU for itself."""
+    torch.cuda.synchronize()
+    print("READY", flush=True)
+    sys.stdin.readline()
+
+
 def timed(step: Callable[[], None], steps: int, warmup: int = 8) -> list[float]:
     """Return the seconds of every step after the first few."""
     found = []
@@ -113,7 +121,7 @@ def by_hand(case: dict[str, Any], steps: int) -> dict[str, Any]:
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=1e-5, fused=True)
     compiled = torch.compile(model)
-    batches = padded(case, steps)
+    batches = padded(case, steps + 8)
     tokens: list[np.ndarray] = []
 
     def step() -> None:
@@ -127,7 +135,9 @@ def by_hand(case: dict[str, Any], steps: int) -> dict[str, Any]:
         tokens.append(real)
 
     start = time.perf_counter()
-    seconds = timed(step, steps)
+    timed(step, 8)
+    ready()
+    seconds = timed(step, steps, 2)
     return outcome(case, tokens[-len(seconds) :], seconds, time.perf_counter() - start)
 
 
@@ -182,6 +192,7 @@ def by_trainer(case: dict[str, Any], steps: int) -> dict[str, Any]:
             dataloader_num_workers=2,
             disable_tqdm=True,
         )
+        ready()
         start = time.perf_counter()
         Trainer(model, arguments, train_dataset=data, data_collator=collate, callbacks=[Clock()]).train()
     seconds = np.diff(marks)[8:].tolist()
@@ -219,77 +230,69 @@ def by_trl(case: dict[str, Any], steps: int) -> dict[str, Any]:
             include_num_input_tokens_seen=True,
             disable_tqdm=True,
         )
+        trainer = SFTTrainer(build(case), arguments, train_dataset=data, callbacks=[Clock()], processing_class=words())
+        ready()
         start = time.perf_counter()
-        SFTTrainer(build(case), arguments, train_dataset=data, callbacks=[Clock()]).train()
+        trainer.train()
     seconds = np.diff(marks)[8:].tolist()
     tokens = [np.array([n]) for n in np.diff(seen)[8:]]
     return outcome(case, tokens, seconds, time.perf_counter() - start)
 
 
+def words() -> Any:
+    """Return a tokenizer, which TRL wants to have though rows are tokens already."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
 def by_us(case: dict[str, Any], steps: int) -> dict[str, Any]:
-    """A job of this package, through its launcher."""
+    """This package's own steps, as `train_model` takes them in a run of 2,000."""
+    import logging
+
     import pyarrow as pa
+    from architectures import parts_of, take
 
-    from skytune.config import RunConfig, from_dict
-    from skytune.job import Job, JobDir
-    from skytune.launch.local import LocalLauncher
+    from skytune.config import ModelConfig
+    from skytune.data.batches import Padding, TokenTable
+    from skytune.models.lora import attach
+    from skytune.tasks import language
+    from skytune.training.select_step import open_steps
 
-    def write(folder: Path, rows: list[np.ndarray]) -> None:
-        folder.mkdir(parents=True)
-        ids = pa.array([row.tolist() for row in rows], pa.list_(pa.int32()))
-        labels = pa.array([[-100, *row[1:].tolist()] for row in rows], pa.list_(pa.int32()))
-        table = pa.table({"input_ids": ids, "labels": labels})
-        with pa.OSFile(str(folder / "data-00000.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
-            out.write_table(table)
-
-    with tempfile.TemporaryDirectory() as place:
-        job = JobDir(Path(place) / "job")
-        build(case).save_pretrained(job.inputs / "weights")
-        rows = rows_of(case, case["rows"] * steps)
-        write(job.inputs / "train", rows)
-        write(job.inputs / "validation", rows[:8])
-        values: dict[str, Any] = {
-            "task": {"name": "sft"},
-            "model": {"name": str(job.inputs / "weights"), "lora": {"rank": case.get("rank")}},
-            "batch": {"global_size": case["rows"], "bucket_batches": 1},
-            "precision": "bf16",
-            "max_steps": steps,
-            "optimizer": {"lr": 1e-5},
-            "eval": {"every_epochs": 0, "metrics": ["perplexity"], "batch_size": 8},
-            "log": {"every_steps": 1},
-            "tracker": {"names": []},
-            "checkpoint": {"select": "last", "metric": "perplexity", "every_minutes": 0.0},
-        }
-        config = from_dict(RunConfig, values)
-        evaluation = {"validation": "inputs/validation"}
-        job.write_job(
-            Job(
-                kind="train",
-                run_key="bench",
-                config=config,
-                labels=[],
-                train="inputs/train",
-                evaluation=evaluation,
-                weights="inputs/weights",
-                tokenizer=None,
-            )
+    logging.basicConfig(level="INFO", format="%(message)s")
+    rows = rows_of(case, case["rows"] * steps)
+    ids = pa.array([row.tolist() for row in rows], pa.list_(pa.int32()))
+    labels = pa.array([[-100, *row[1:].tolist()] for row in rows], pa.list_(pa.int32()))
+    table = TokenTable(pa.table({"input_ids": ids, "labels": labels}), Padding())
+    model, head = build(case), language.head("sft")
+    if case.get("rank"):
+        attach(
+            model,
+            from_dict(ModelConfig, {"name": "random", "pretrained": False, "lora": {"rank": case["rank"]}}),
+            "random",
+            set(),
         )
+    head.ready(model, {"train": table})
+    clock = time.perf_counter()
+    run, *parts = parts_of(model, table, case["rows"])
+    own = open_steps(run, *parts, head)
+    take(own, 8)
+    torch.cuda.synchronize()
+    opened, tokens, seconds = time.perf_counter() - clock, [], []
+    ready()
+    while run.step < steps:
+        at = run.step
+        torch.cuda.synchronize()
         start = time.perf_counter()
-        LocalLauncher().run(job, config.compute)
-        result, history = job.read_result(), job.read_history()
-        assert result is not None
-        rates = [record["tokens_per_s"] for record in history if record["kind"] == "step"][8:]
-        whole = time.perf_counter() - start
-        share = work(case, lengths(case, len(rows))) / lengths(case, len(rows)).sum()
-        rate = statistics.median(rates)
-        return {
-            "tokens_per_s": round(rate),
-            "mfu": round(rate * share / PEAK, 4),
-            "memory_gb": round((result["peak_memory_bytes"] or 0) / 1e9, 1),
-            "wall_s": round(whole, 1),
-            "how": result.get("steps_taken"),
-            "loss": [record["loss"] for record in history if record["kind"] == "step"][-1],
-        }
+        loss = take(own, min(8, steps - at))[-1]
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+        tokens += [parts[2].lengths[parts[2].rows(step)] for step in range(at, run.step)]
+    made = outcome(case, tokens, seconds, time.perf_counter() - clock)
+    more = {"ready_s": round(opened, 1), "padding": own.padding_share, "loss": loss}
+    return {**made, **more, "how": run.report.get("steps_taken"), **run.report.get("captured", {})}
 
 
 def outcome(case: dict[str, Any], tokens: list[np.ndarray], seconds: list[float], whole: float) -> dict[str, Any]:
@@ -321,21 +324,31 @@ def main() -> int:
     found["date"] = time.strftime("%Y-%m-%d")
     print(f"{'case':8} {'way':22} {'tokens/s':>10} {'MFU':>7} {'GB':>6} {'all s':>7}")
     for name in arguments.cases:
-        for way in arguments.ways:
-            if way == "TRL packing" and (name != "sft" or not _installed("trl")):
-                continue
+        chosen = [way for way in arguments.ways if way != "TRL packing" or (name == "sft" and _installed("trl"))]
+        children = {}
+        for way in chosen:
             command = [sys.executable, __file__, "--one", name, way, "--steps", str(arguments.steps)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+            log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+            children[way] = subprocess.Popen(command, **pipes), log
+        for child, _ in children.values():
+            next((line for line in child.stdout if line.startswith("READY")), None)
+        for way, (child, log) in children.items():
+            told, _ = child.communicate("go\n" if child.poll() is None else None)
+            log.seek(0)
+            logged = log.read()
+            lines = [line for line in told.splitlines() if line.startswith("RESULT ")]
             if not lines:
-                print(f"{name:8} {way:22} failed: {(done.stderr or done.stdout).strip()[-1500:]}")
+                print(f"{name:8} {way:22} failed: {logged.strip()[-1500:]}", flush=True)
                 continue
             numbers = json.loads(lines[-1].removeprefix("RESULT "))
             found["cases"].setdefault(name, {})[way] = numbers
             rate, mfu, memory = numbers["tokens_per_s"], numbers["mfu"], numbers["memory_gb"]
             print(f"{name:8} {way:22} {rate:>10,} {mfu:>7.1%} {memory:>6} {numbers['wall_s']:>7}", flush=True)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            if way == "ours":
+                print("    " + "; ".join(line for line in logged.splitlines() if "fast path" in line), flush=True)
+            if arguments.out:
+                arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -79,7 +79,7 @@ def test_the_loss_is_transformers_own(table: TokenTable, kind: Any, monkeypatch:
     reference.backward()
     expected = gradients(model)
     model.zero_grad()
-    language.learn_tokens(model)
+    language.learn_tokens(model, 64)
     ours = model(**batch)["loss"]
     ours.backward()
     assert float(ours - reference) == pytest.approx(0, abs=2e-6) and worst(gradients(model), expected) <= 1e-6
@@ -89,13 +89,15 @@ def test_the_loss_is_transformers_own(table: TokenTable, kind: Any, monkeypatch:
 def test_rows_in_one_stream_do_not_see_each_other(table: TokenTable, kind: Any) -> None:
     """Case 48: packed equals unpacked, for every row, with its gradient."""
     model = kind()
-    language.learn_tokens(model)
+    language.learn_tokens(model, 64)
     model.eval()
     rows = np.array([4, 0, 2, 5, 1])
     stream = table.stream(rows, multiple=16)
     assert stream["input_ids"].shape[1] % 16 == 0
     whole = {"input_ids": stream["input_ids"], "position_ids": stream["position_ids"]}
-    _, losses = language._losses(model(**whole), stream["kept"], stream["labels"].flatten()[stream["kept"] + 1])
+    _, losses = language._losses(
+        model(**whole), stream["kept"], stream["labels"].flatten()[stream["kept"] + 1], language.Slopes()
+    )
     alone = [
         language.row_losses(model(input_ids=b["input_ids"]), b["labels"])[0] for b in map(table.batch, rows[:, None])
     ]
@@ -114,7 +116,7 @@ def test_rows_in_one_stream_do_not_see_each_other(table: TokenTable, kind: Any) 
 def test_documents_of_one_row_do_not_see_each_other(table: TokenTable) -> None:
     """Positions that begin anew are enough, in a padded batch too."""
     model = llama()
-    language.learn_tokens(model)
+    language.learn_tokens(model, 64)
     a, b = table.batch(np.array([4]))["input_ids"], table.batch(np.array([1]))["input_ids"]
     row = torch.cat([a, b], 1)
     positions = torch.cat([torch.arange(a.shape[1]), torch.arange(b.shape[1])])[None]
@@ -143,7 +145,7 @@ class Largest(TorchDispatchMode):
 def test_the_logits_of_all_tokens_are_never_held(table: TokenTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language, "AT_ONCE", 4 * VOCABULARY)
     model = llama()
-    language.learn_tokens(model)
+    language.learn_tokens(model, 64)
     batch = table.batch(np.arange(len(table)))
     counted = int((batch["labels"] != -100).sum())
     with Largest() as seen:
@@ -154,7 +156,7 @@ def test_the_logits_of_all_tokens_are_never_held(table: TokenTable, monkeypatch:
 def test_a_frozen_head_gets_no_gradient_and_half_precision_keeps_its_digits(table: TokenTable) -> None:
     model = llama()
     model.lm_head.requires_grad_(False)
-    language.learn_tokens(model)
+    language.learn_tokens(model, 64)
     batch = table.batch(np.arange(len(table)))
     exact = model(**batch)["loss"]
     exact.backward()
@@ -167,7 +169,7 @@ def test_a_frozen_head_gets_no_gradient_and_half_precision_keeps_its_digits(tabl
 
 def test_its_own_forward_comes_back(table: TokenTable) -> None:
     model = llama()
-    language.learn_tokens(model)
+    language.learn_tokens(model, 64)
     with language.plainly(model):
         assert model(input_ids=torch.tensor([[1, 2]])).logits.shape == (1, 2, VOCABULARY)
         assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, do_sample=False, pad_token_id=0).shape == (1, 4)
@@ -182,10 +184,10 @@ def test_an_encoder_is_found_out() -> None:
     for causal in (False, True):
         torch.manual_seed(0)
         model = BertLMHeadModel(BertConfig(vocab_size=VOCABULARY, is_decoder=causal, **own))
-        language.learn_tokens(model)
+        language.learn_tokens(model, 64)
         found[causal] = language.looks_ahead(model)
     assert found == {False: True, True: False}
     for kind in KINDS:
         model = kind()
-        language.learn_tokens(model)
+        language.learn_tokens(model, 64)
         assert not language.looks_ahead(model)

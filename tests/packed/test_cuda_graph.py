@@ -152,3 +152,28 @@ def test_a_reason_names_the_line_of_ones_own():
         forward()
     reason = reason_of(caught.value)
     assert reason.startswith("RuntimeError: shape") and "(test_cuda_graph.py, line" in reason
+
+
+def test_attention_masks_are_made_as_while_something_is_captured(monkeypatch):
+    """None where nothing is padded; where something may be, one that nobody had to look into."""
+    from transformers import BertConfig, BertModel, ViTConfig, ViTModel, masking_utils
+
+    seen = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*args, attn_mask=None, **kwargs):
+        seen.append(attn_mask)
+        return attend(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    image = ViTModel(ViTConfig(**small, image_size=8, patch_size=4)).eval()
+    text = BertModel(BertConfig(**small, vocab_size=9)).eval()
+    ids = torch.ones(2, 4, dtype=torch.long)
+    plain = text(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
+    traces = masking_utils.is_tracing
+    with _seen_by_modes():
+        image(pixel_values=torch.zeros(1, 3, 8, 8))
+        told = text(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
+    assert [mask is None for mask in seen] == [True, True, False] and torch.allclose(plain, told, atol=1e-6)
+    assert masking_utils.is_tracing is traces

@@ -18,7 +18,7 @@ def llama(**more: Any) -> Any:
     torch.manual_seed(0)
     own = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), **own, **more))
-    learn_tokens(model)
+    learn_tokens(model, 64)
     return model
 
 

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from skytune.config import Precision, RunConfig, from_dict
 from skytune.training.memory_plan import MemoryPlan, plan_memory
 
-WORLD: Any = SimpleNamespace(size=2, precision=Precision.fp32)
+WORLD: Any = SimpleNamespace(size=2, precision=Precision.fp32, device=torch.device("cpu"))
 
 
 def llama() -> Any:

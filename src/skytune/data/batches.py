@@ -19,6 +19,10 @@ IGNORED = -100
 """Label of padding, as torch's cross entropy leaves it out."""
 
 
+SEQUENCES, KEPT = 64, 8
+"""Where few shapes are wanted, borders come in multiples of the one, and what counts in that share of a width."""
+
+
 @dataclass(frozen=True)
 class Padding:
     """How a tokenizer fills rows up to one length."""
@@ -67,6 +71,11 @@ class Ragged:
         """Return the rows of all parts, one after the other."""
         lengths = np.concatenate([np.zeros(0, dtype=np.int64), *(np.diff(part.offsets) for part in parts)])
         return cls.of_lengths(np.concatenate([np.zeros(0, np.float32), *(part.values for part in parts)]), lengths)
+
+    def count(self, chosen: np.ndarray) -> np.ndarray:
+        """Return how many values of each row are chosen (bool, as `values`), int64 [rows]."""
+        found = np.concatenate([[0], np.cumsum(chosen)])
+        return found[self.offsets[1:]] - found[self.offsets[:-1]]
 
     def take(self, rows: np.ndarray) -> "Ragged":
         """Return these rows, in this order."""
@@ -136,17 +145,22 @@ class TokenTable:
 
     def count(self, token: int) -> np.ndarray:
         """Return how often a token stands in each row, int64 [rows]."""
-        column = self.columns["input_ids"]
-        found = np.concatenate([[0], np.cumsum(column.values == token)])
-        return found[column.offsets[1:]] - found[column.offsets[:-1]]
+        column: Ragged = self.columns["input_ids"]
+        return column.count(column.values == token)
 
-    def stream(self, rows: np.ndarray, multiple: int = 1) -> dict[str, "torch.Tensor"]:
+    def stream(
+        self, rows: np.ndarray, multiple: int = 1, least: tuple[int, int] | None = None
+    ) -> dict[str, "torch.Tensor"]:
         """Return rows of tokens one after the other, as one row without padding between them.
 
         `input_ids`, `labels` and whatever else is a list a row become [1, width]; `position_ids` begin at 0 with every
         row (and where the rows' own do); `borders` (int32 [sequences + 1]) are the places at which something begins;
         `kept` (int64 [units]) are those after which a label comes. The width is a multiple of `multiple`; what fills
-        it up is a sequence of its own.
+        it up are sequences of their own, none longer than the longest row.
+
+        Args:
+            least: have `borders` and `kept` come in few lengths, these or larger ones: more borders lie at the end,
+                with nothing between them, and -1 stands for a place that does not count.
         """
         import torch
 
@@ -159,12 +173,25 @@ class TokenTable:
         found = {name: c.values[index].astype(np.int64) for name, c in self.columns.items() if isinstance(c, Ragged)}
         found.setdefault("position_ids", place)
         fills = {"input_ids": np.full(filled, self.padding.token), "labels": np.full(filled, IGNORED)}
+        places = np.arange(filled) % self.columns["input_ids"].longest
         for name, values in found.items():
-            found[name] = np.concatenate([values, fills.get(name, np.arange(filled))])
+            found[name] = np.concatenate([values, fills.get(name, places)])
         borders = np.append(np.flatnonzero(found["position_ids"] == 0), total + filled)
         kept = np.flatnonzero(found["labels"] != IGNORED) - 1
+        if least is not None:
+            grain = -(-(total + filled) // KEPT)
+            more = [least[0] - len(borders), least[1] - len(kept)]
+            more = [n if n >= 0 else n % size for n, size in zip(more, (SEQUENCES, grain), strict=True)]
+            borders = np.pad(borders, (0, more[0]), mode="edge")
+            kept = np.pad(kept, (0, more[1]), constant_values=-1)
         tensors = {name: torch.from_numpy(values.astype(np.int64)[None]) for name, values in found.items()}
         return tensors | {"borders": torch.from_numpy(borders.astype(np.int32)), "kept": torch.from_numpy(kept)}
+
+    def places(self) -> np.ndarray:
+        """Return how many sequences begin in each row, and how many of its labels count: int64 [rows, 2]."""
+        labels, starts = self.columns["labels"], self.columns.get("position_ids")
+        begin = np.ones(len(self), np.int64) if starts is None else starts.count(starts.values == 0)
+        return np.stack([begin, labels.count(labels.values != IGNORED)], 1)
 
     def batch(self, rows: np.ndarray, multiple: int = 1, epoch: int | None = None) -> dict[str, "torch.Tensor"]:
         """Return the rows as tensors by column: [n], or [n, width] padded to the longest row here.

@@ -19,8 +19,30 @@ from .packed_attention import packed
 IGNORED = -100
 """Label of a token that does not count."""
 
-AT_ONCE = 2**26
-"""Logits that are held at once: 256 MB in float32."""
+AT_ONCE, AT_MOST = 2**24, 2**28
+"""Logits that are held at once: 64 MB in float32; on a GPU the more, the more memory it has, up to 1 GB."""
+
+
+def logits_at_once(device: torch.device) -> int:
+    """Return how many logits are held at once."""
+    if device.type != "cuda":
+        return AT_ONCE
+    return min(AT_MOST, max(AT_ONCE, torch.cuda.get_device_properties(device).total_memory // 512))
+
+
+class Slopes(torch.nn.Module):
+    """Losses of some tokens, float32 [tokens], and the slopes of their sum by the logits [tokens, vocabulary], which
+    have the logits' type. A module, so that it can be compiled as a model's blocks are: one pass, not seven."""
+
+    compiles = True
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens whose target is -100 have no loss and no slope."""
+        counted, wanted, wide = (targets != IGNORED)[:, None], targets.clamp(min=0)[:, None], logits.float()
+        whole = wide.logsumexp(1, keepdim=True)
+        losses = torch.where(counted, whole - wide.gather(1, wanted), 0.0).squeeze(1)
+        ours = torch.arange(wide.shape[1], device=wide.device) == wanted
+        return losses, torch.where(counted, (wide - whole).exp() - ours.float(), 0.0).to(logits.dtype)
 
 
 class TokenLosses(torch.autograd.Function):
@@ -28,10 +50,10 @@ class TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, slopes_of: Slopes
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (scalar, [tokens]), both float32, for `hidden` [tokens, width], `weight` [vocabulary, width] and
-        `targets` [tokens]."""
+        `targets` [tokens], -100 where nothing counts."""
         kind = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else None
         with torch.autocast(hidden.device.type, enabled=False):
             inputs, head = (hidden, weight) if kind is None else (hidden.to(kind), weight.to(kind))
@@ -39,18 +61,11 @@ class TokenLosses(torch.autograd.Function):
             learns, trains = ctx.needs_input_grad[:2]
             by_hidden = torch.empty_like(hidden) if learns else None
             by_weight = torch.zeros_like(weight, dtype=torch.float32) if trains else None
-            size = max(1, AT_ONCE // len(weight))
+            most = max(1, logits_at_once(hidden.device) // len(weight))
+            size = max(1, -(-len(hidden) // -(-len(hidden) // most)))  # pieces of like size
             for start in range(0, len(hidden), size):
                 here = slice(start, start + size)
-                logits = (inputs[here] @ head.t()).float()
-                whole = logits.logsumexp(1, keepdim=True)
-                wanted = targets[here, None]
-                losses[here] = (whole - logits.gather(1, wanted)).squeeze(1)
-                if by_hidden is None and by_weight is None:
-                    continue
-                slopes = logits.sub_(whole).exp_()
-                slopes.scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=slopes.dtype))
-                slopes = slopes.to(inputs.dtype)
+                losses[here], slopes = slopes_of(inputs[here] @ head.t(), targets[here])
                 if by_hidden is not None:
                     by_hidden[here] = slopes @ head
                 if by_weight is not None:
@@ -62,17 +77,21 @@ class TokenLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients that the forward pass has made already, times the sum's."""
-        return *(None if saved is None else saved * slope for saved in ctx.saved_tensors), None
+        return *(None if saved is None else saved * slope for saved in ctx.saved_tensors), None, None
 
 
-def learn_tokens(model: Any) -> None:
+def learn_tokens(model: Any, longest: int) -> None:
     """Have a causal language model of transformers answer with losses instead of logits, in place.
 
     Its forward then takes `input_ids` and `labels` [rows, width], of which -100 do not count, and returns the mean over
     those that do. `position_ids` that begin anew inside a row begin a sequence that does not see the one before it.
     Without labels it returns what `row_losses` needs. `plainly` gives its own forward back.
+
+    Args:
+        longest: tokens of the longest sequence.
     """
-    model.forward = functools.partial(_forward, model)
+    model.forward = functools.partial(_forward, model, longest)
+    model.token_slopes = Slopes()
 
 
 @torch.no_grad()
@@ -106,7 +125,7 @@ def row_losses(output: Mapping[str, Any], labels: torch.Tensor) -> torch.Tensor:
         labels: [rows, width], -100 where nothing counts.
     """
     kept, targets = _counted(labels)
-    _, losses = _losses(output, kept, targets)
+    _, losses = _losses(output, kept, targets, Slopes())
     found = torch.zeros(len(labels), 2, dtype=torch.float64, device=labels.device)
     found.index_add_(0, kept // labels.shape[1], torch.stack([losses.double(), torch.ones_like(losses).double()], 1))
     return found.float()
@@ -114,6 +133,7 @@ def row_losses(output: Mapping[str, Any], labels: torch.Tensor) -> torch.Tensor:
 
 def _forward(
     model: Any,
+    longest: int,
     input_ids: torch.Tensor,
     labels: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
@@ -127,7 +147,9 @@ def _forward(
     backbone, head = model.base_model, model.get_output_embeddings()
     by_kernel = borders is not None and has_kernel(input_ids.device)
     if by_kernel:
-        inputs |= {"cu_seq_lens_q": borders, "max_length_q": input_ids.shape[1]}
+        # A mask, which nobody looks at, keeps transformers from making one: it would ask the device for positions.
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device)
+        inputs |= {"cu_seq_lens_q": borders, "max_length_q": longest, "attention_mask": mask}
     with packed(model) if by_kernel else contextlib.nullcontext():
         if backbone is not model and type(head) is torch.nn.Linear and head.bias is None and not _changes_logits(model):
             output = {"hidden": backbone(**inputs)[0], "head": head.weight}
@@ -135,9 +157,10 @@ def _forward(
             output = {"logits": type(model).forward(model, **inputs).logits}
     if labels is None:
         return output
-    kept, targets = _counted(labels) if kept is None else (kept, labels.flatten()[kept + 1])
-    total, _ = _losses(output, kept, targets)
-    return {"loss": total / len(targets)}
+    # The first token of all is none that counts: where -1 fills up what is kept, nothing is learned.
+    kept, targets = _counted(labels) if kept is None else (kept.clamp(min=0), labels.flatten()[kept + 1])
+    total, _ = _losses(output, kept, targets, model.token_slopes)
+    return {"loss": total / (targets != IGNORED).sum()}
 
 
 def has_kernel(device: torch.device) -> bool:
@@ -159,15 +182,17 @@ def _counted(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     follows = flat != IGNORED
     follows[:: labels.shape[1]] = False  # a row's first token comes after nothing
     places = follows.nonzero().squeeze(1)
-    return places - 1, flat[places]
+    return (places - 1).clamp(min=0), flat[places]
 
 
-def _losses(output: Mapping[str, Any], kept: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _losses(
+    output: Mapping[str, Any], kept: torch.Tensor, targets: torch.Tensor, slopes_of: Slopes
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of the targets' negative log-likelihoods, and each of them, in float32."""
     if "hidden" in output:
-        hidden = output["hidden"].flatten(0, 1)[kept]
-        total, losses = TokenLosses.apply(hidden, output["head"], targets)
+        hidden = output["hidden"].flatten(0, 1).index_select(0, kept)
+        total, losses = TokenLosses.apply(hidden, output["head"], targets, slopes_of)
         return total, losses
-    logits = output["logits"].flatten(0, 1)[kept].float()
+    logits = output["logits"].flatten(0, 1).index_select(0, kept).float()
     losses = functional.cross_entropy(logits, targets, reduction="none")
     return losses.sum(), losses.detach()

@@ -6,6 +6,7 @@ takes memory and time of the whole row squared.
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 
 NAME = "skytune_packed"
 """What transformers calls it."""
+
+GROUPED: dict[str, bool] = {}
+"""What torch's is told where heads share keys; nothing before 2.12, which does not ask."""
 
 UNLIKE = ("softcap", "s_aux", "position_bias")
 """What some models ask of attention, and this does not do."""
@@ -44,9 +48,9 @@ def attention(
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     q, k, v = (part.transpose(1, 2)[0].to(kind) for part in (query, key, value))
     window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
-    grouped = q.shape[1] != k.shape[1]
+    grouped = GROUPED if q.shape[1] != k.shape[1] else {}
     ends, longest = cu_seq_lens_q, max_length_q
-    found = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, enable_gqa=grouped)
+    found = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, **grouped)
     assert isinstance(found, torch.Tensor)
     return found[None], None
 
@@ -54,9 +58,12 @@ def attention(
 @contextlib.contextmanager
 def packed(model: Any) -> Iterator[None]:
     """Let a model's attention be this one while the context lasts."""
+    from torch.nn.attention.varlen import varlen_attn
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        GROUPED["enable_gqa"] = True
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)
     config = model.config.get_text_config()

@@ -7,6 +7,7 @@ positions made on the CPU), and how many elements a mask selects, is taken to st
 """
 
 import random
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -147,8 +148,12 @@ def _on_host(value: Any) -> bool:
 
 @contextmanager
 def _seen_by_modes() -> Iterator[None]:
-    """Have `torch.tensor(..., device=)` send what it made in a way that `HostAnswers` sees."""
-    made = torch.tensor
+    """Have `torch.tensor(..., device=)` send what it made in a way that `HostAnswers` sees, and transformers make the
+    attention masks that it makes while something is captured before that too: of what a mask of padding holds, whatever
+    that is, and none where nothing is padded. (By itself it looks into them before, and makes one always while it is
+    captured: other kernels, and slower ones.)"""
+    made, masks = torch.tensor, sys.modules.get("transformers.masking_utils")
+    traces: Any = getattr(masks, "is_tracing", None)
 
     def tensor(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
         if device is None or torch.device(device).type == "cpu":
@@ -156,12 +161,16 @@ def _seen_by_modes() -> Iterator[None]:
         return made(data, **kwargs).to(device)
 
     torch.tensor = tensor
+    if traces is not None:
+        masks.is_tracing = lambda mask=None: mask is not None  # type: ignore[union-attr]
     try:
         # TorchScript compiles anew what it has seen a few times, in the middle of a capture too.
         with torch.jit.optimized_execution(False):
             yield
     finally:
         torch.tensor = made
+        if traces is not None:
+            masks.is_tracing = traces  # type: ignore[union-attr]
 
 
 def capture(run: Callable[[], None], changed: Tensor, pool: Any, stream: torch.cuda.Stream) -> Graph:
@@ -214,6 +223,7 @@ def reason_of(error: Exception) -> str:
     """Return what went wrong, and in which line that is not torch's own, as the end of a sentence."""
     if isinstance(error, NotCapturable):
         return str(error)
+    error = getattr(error, "inner_exception", error)  # what a compiler failed with
     torchs = str(Path(torch.__file__).parent)
     own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((torchs, __file__))]
     place = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""

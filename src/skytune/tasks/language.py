@@ -41,7 +41,7 @@ def ready(model: Any, tables: Mapping[str, TokenTable]) -> None:
     it, so that no mask is needed."""
     from ..models.language import learn_tokens, looks_ahead
 
-    learn_tokens(model)
+    learn_tokens(model, max((int(table.lengths.max(initial=1)) for table in tables.values()), default=1))
     if looks_ahead(model):
         raise UserError(
             f"{type(model).__name__} sees the tokens that come after a token, so it is no model of text to come: take "
@@ -107,8 +107,7 @@ def is_tokens(features: Mapping[str, Any]) -> bool:
 def weigh(table: TokenTable) -> np.ndarray:
     """Return how many tokens of each row count, int64 [rows]."""
     assert isinstance(table.targets, Ragged)
-    counted = np.concatenate([[0], np.cumsum(table.targets.values != IGNORED)])
-    return np.asarray(counted[table.targets.offsets[1:]] - counted[table.targets.offsets[:-1]])
+    return table.targets.count(table.targets.values != IGNORED)
 
 
 def collect(output: Any, batch: Mapping[str, "torch.Tensor"], head: Head) -> np.ndarray:

@@ -30,7 +30,7 @@ from .compiling import WIDTH
 from .oom import release
 from .schedule import set_rate
 from .strategy.blocks import find_blocks
-from .train_step import EagerStep, Feed, Item, StepResult
+from .train_step import EagerStep, Feed, Item, StepResult, lay_out
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,8 @@ class CapturedSteps(EagerStep):
         # A moving average of the weights looks at them after every step.
         self.most = BLOCK if self.whole and not run.config.ema.decay else 1
         multiple = run.config.batch.pad_multiple or WIDTH
-        self.widths = Widths.plan(order, self._cut, run.total_steps, multiple)
+        places = self.table.places() if self.table.streamed else None
+        self.widths = Widths.plan(order, self._cut, run.total_steps, multiple, places)
         self.feed = Feed(run.config, world, order, self.table, run.total_steps, self.widths)
         self.shapes: dict[Any, Shape] = {}
         self.pool, self.stream = None, None
@@ -104,7 +105,8 @@ class CapturedSteps(EagerStep):
     def compile_blocks(self) -> bool:
         """Have the model's blocks compiled in captures to come; return whether it has any."""
         several = len(self.widths.chosen) > 1
-        for block in find_blocks(self.model):
+        parts = [module for module in self.model.modules() if getattr(module, "compiles", False)]
+        for block in [*find_blocks(self.model), *parts]:
             self.programs[block] = torch.compile(block._call_impl, dynamic=several or None)
         return bool(self.programs)
 
@@ -118,8 +120,8 @@ class CapturedSteps(EagerStep):
         try:
             with self._unchanged(), self._aside():
                 reason = self._disagreement()
-                for rows, width in [] if reason or not self.on_device else self._planned():
-                    shape = self._shape(self.table.batch(rows, width))
+                for rows in [] if reason or not self.on_device else self._planned():
+                    shape = self._shape(lay_out(self.table, rows, self.widths))
                     for variant in self.variants:
                         self._captured(shape, variant)
         except NotCapturable as error:
@@ -137,15 +139,16 @@ class CapturedSteps(EagerStep):
         self.capture_seconds += time.perf_counter() - start
         return reason
 
-    def _planned(self) -> list[tuple[np.ndarray, int]]:
-        """Return rows of every shape that the first epochs have, and their width: the largest first, into whose memory
-        the others fit."""
+    def _planned(self) -> list[np.ndarray]:
+        """Return rows of every shape that the first epochs have: the largest first, into whose memory the others
+        fit."""
         last = min(self.run.total_steps, EPOCHS * self.order.steps_per_epoch)
         found = {}
         for step in range(last):
             for micro in self._cut(step):
-                found[len(micro.rows), self.widths(micro.rows)] = micro.rows
-        return [(rows, width) for (_, width), rows in sorted(found.items(), key=lambda item: item[0], reverse=True)]
+                rows = 1 if self.table.streamed else len(micro.rows)
+                found[rows, self.widths(micro.rows)] = micro.rows
+        return [rows for _, rows in sorted(found.items(), key=lambda item: item[0], reverse=True)]
 
     def _disagreement(self) -> str:
         """Return in what captured steps differ from eager ones, as the end of a sentence; empty if they do not."""
@@ -154,7 +157,7 @@ class CapturedSteps(EagerStep):
         within = parity.WITHIN[torch.float32 if run.world.precision is Precision.fp32 else torch.bfloat16]
         for step in range(first, min(first + STEPS, run.total_steps)):
             micro, seed = self._cut(step)[0], step_seed(run.config.seed, step, run.world.rank)
-            shape = self._shape(self.table.batch(micro.rows, self.widths(micro.rows)))
+            shape = self._shape(lay_out(self.table, micro.rows, self.widths))
             self.weight.fill_(micro.weight)
             if step == first and self.on_device and (frozen := frozen_by_capture(self.model, self._drawn(shape, seed))):
                 return frozen
@@ -258,7 +261,7 @@ class CapturedSteps(EagerStep):
             self._captured(shape, variant)
             self._go(shape, variant)
             self.real_tokens += int(self.order.lengths[micro.rows].sum())
-            self.computed_tokens += len(micro.rows) * self.widths(micro.rows)
+            self.computed_tokens += self.widths(micro.rows) * (1 if self.table.streamed else len(micro.rows))
             first = False
         return self.loss
 

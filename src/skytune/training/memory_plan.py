@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import OptimizerName, Precision, RunConfig, StrategyName
+from ..models.language import logits_at_once
 from .strategy.blocks import find_blocks
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 GB = 1e9
 HALF = (Precision.bf16, Precision.fp16, Precision.fp8)
-HEAD = 3 * 4 * 2**26
-"""Bytes that a language model's head takes at once (see `models.language.AT_ONCE`)."""
+HEAD = 4 * 4
+"""Bytes that a language model's head takes for each logit that it holds at once."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def plan_memory(
     else:
         kept = len(blocks) * block
     vocabulary = getattr(told, "vocab_size", 0) if _has_language_head(model) else 0
-    head = min(HEAD, 3.0 * 4 * rows * width * vocabulary)
+    head = float(HEAD * min(logits_at_once(world.device), rows * width * vocabulary))
     return MemoryPlan(weights, trained, state, kept + head)
 
 

@@ -64,11 +64,9 @@ def open_steps(
         if reason and wanted is PackedMode.on:
             raise UserError(f"compute.packed=on: rows cannot be packed: {reason} (compute.packed=auto pads them)")
         table.streamed = not reason
-        run.report["steps_taken"] = f"padded: {reason}" if reason else "packed"
         if world.main:
             log.info("rows are %s", f"padded: {reason}" if reason else "packed, none sees another")
-        return EagerStep(*given)
-    own = "the loss is not the model's own" if head.loss is not None else ""
+    own = "the loss is not the model's own" if head.loss is not None or head.stream is not None else ""
     not_packed = own or not_packed_reason(run.config, world, run.model, optimizer, table)
     tried = not not_packed
     if tried:
@@ -89,17 +87,21 @@ def open_steps(
             not_captured, compiled = _everywhere(strategy, captured.prepare()), False
         if not not_captured:
             shapes = len(captured.shapes)
-            run.report["steps_taken"] = "captured"
+            run.report["steps_taken"] = "captured, rows packed" if table.streamed else "captured"
             seconds = round(captured.capture_seconds, 2)
             run.report["captured"] = {"shapes": shapes, "compiled": compiled, "capture_s": seconds}
             if world.main:
-                how = f"captured with padding, {shapes} shapes{', blocks compiled' if compiled else ''}"
-                log.info("fast path: steps %s (ready in %.1f s); not packed: %s", how, seconds, not_packed)
+                how = f"captured {'packed' if table.streamed else 'with padding'}, {shapes} shapes"
+                how += ", blocks compiled" if compiled else ""
+                why = "" if table.streamed else f"; not packed: {not_packed}"
+                log.info("fast path: steps %s (ready in %.1f s)%s", how, seconds, why)
             return captured
         tried = True
         captured.close()
     reason = not_captured if not_captured == not_packed else f"{not_captured}; not packed: {not_packed}"
-    if wanted is PackedMode.on:
+    if table.streamed:
+        reason = f"{not_captured} (rows are packed)"
+    elif wanted is PackedMode.on:
         raise UserError(f"compute.packed=on: {reason} (compute.packed=auto takes steps eagerly)")
     if tried or world.main:
         level = logging.WARNING if tried else logging.INFO

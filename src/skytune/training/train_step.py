@@ -20,6 +20,7 @@ from ..data.pixels import cores
 from ..distributed.context import DistContext
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of, loss_of
+from ..packed.widths import Widths
 from .callbacks.base import Run
 from .compiling import WIDTH
 from .gradient_noise import add_noise
@@ -176,7 +177,7 @@ class Feed:
 
     Args:
         last: the step that ends the run.
-        multiple: what padded lengths are multiples of, for all micro-batches or by a micro-batch's rows.
+        multiple: what padded lengths are multiples of, or to which of a few shapes rows are padded.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Feed:
         order: SampleOrder,
         table: TokenTable,
         last: int,
-        multiple: int | Callable[[np.ndarray], int],
+        multiple: int | Widths,
     ) -> None:
         self.config, self.world, self.order, self.table, self.last = config, world, order, table, last
         self.multiple = multiple
@@ -236,11 +237,18 @@ def loader_processes(asked: int | None, table: TokenTable) -> int:
 class _Batches(Dataset[Item]):
     """Builds the tensors of a micro-batch, in the training process or in a loader process."""
 
-    def __init__(self, table: TokenTable, multiple: int | Callable[[np.ndarray], int]) -> None:
+    def __init__(self, table: TokenTable, multiple: int | Widths) -> None:
         self.table, self.multiple = table, multiple
 
     def __getitem__(self, micro: MicroBatch) -> Item:
-        multiple = self.multiple(micro.rows) if callable(self.multiple) else self.multiple
-        if self.table.streamed:
-            return micro, self.table.stream(micro.rows, multiple)
-        return micro, self.table.batch(micro.rows, multiple, micro.epoch)
+        return micro, lay_out(self.table, micro.rows, self.multiple, micro.epoch)
+
+
+def lay_out(
+    table: TokenTable, rows: np.ndarray, multiple: int | Widths, epoch: int | None = None
+) -> dict[str, torch.Tensor]:
+    """Return rows as the model takes them: padded to a multiple of a number, or to one of a few shapes."""
+    width = multiple(rows) if isinstance(multiple, Widths) else multiple
+    if not table.streamed:
+        return table.batch(rows, width, epoch)
+    return table.stream(rows, width, multiple.least.get(width, (0, 0)) if isinstance(multiple, Widths) else None)
