@@ -48,6 +48,14 @@ def test_names_that_mean_none(word):
     assert not odd(["neg", "pos", word], labels=["neg", "pos", word])
 
 
+def test_numbers_with_a_decimal_comma():
+    (line,) = odd(["0,5", "1,5", "-2,0"])
+    assert (
+        line == "'0,5', '1,5', '-2,0' look like numbers with a decimal comma: with a point they are task=regression's"
+    )
+    assert not odd(["0,5", "1,5"], labels=["0,5", "1,5"]) and not odd(["0,5", "half"])
+
+
 def test_classes_without_rows_enough():
     lines = odd(["a", "b", "c", "d"], [5, 1, 0, 1], [1, 0, 0, 1])
     assert lines == [

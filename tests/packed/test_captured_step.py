@@ -180,6 +180,7 @@ def test_widths_serve_all_steps_and_depend_on_nothing_but_the_run(rows_of):
         ({"strategy": {"name": "fsdp"}}, "strategy=fsdp"),
         ({"compile": {"mode": "on"}}, "compile.mode"),
         ({"batch": {"auto": True}}, "batch.auto=true"),
+        ({"optimizer": {"gradient_noise": 0.01}}, "optimizer.gradient_noise"),
         ({"debug": {"profile_steps": 2}}, "profiler"),
         ({"strategy": {"activation_checkpointing": True}}, "activation_checkpointing"),
     ],

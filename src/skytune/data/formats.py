@@ -140,6 +140,12 @@ class Dialect:
     header: list[str]
     """Names of its columns."""
 
+    above: int = 0
+    """Lines above it: `sep=;`, Excel's own way to say it."""
+
+    named: bool = True
+    """Whether the header stands in the file."""
+
 
 def find_dialect(head: str, kind: str, config: DataConfig, columns: Columns | None = None) -> Dialect:
     """Return how a file is written that begins so: what the configuration says, else that in which its columns are.
@@ -150,9 +156,10 @@ def find_dialect(head: str, kind: str, config: DataConfig, columns: Columns | No
         config: `delimiter` and `columns`.
         columns: those that are looked for; texts if not given.
     """
-    own = "\t" if kind == "tsv" else ","
-    found = []
-    for delimiter in [config.delimiter] if config.delimiter else dict.fromkeys([own, *DELIMITERS]):
+    own, found = "\t" if kind == "tsv" else ",", []
+    mark = re.match(r'"?sep=(.)"?\r?\n', head)
+    head, told = head[mark.end() :] if mark else head, config.delimiter or (mark[1] if mark else None)
+    for delimiter in [told] if told else dict.fromkeys([own, *DELIMITERS]):
         quoted = kind == "csv" or delimiter != "\t"
         style: Any = {"quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
         lines = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, **style)
@@ -160,7 +167,7 @@ def find_dialect(head: str, kind: str, config: DataConfig, columns: Columns | No
             first = next((row for row in lines if row), [])
         except csv.Error:  # a quotation mark that is never closed
             first = []
-        dialect = Dialect(delimiter, quoted, config.columns or first)
+        dialect = Dialect(delimiter, quoted, config.columns or first, int(mark is not None), not config.columns)
         if len(first) == len(config.columns) if config.columns else has_columns(first, columns or text_columns(config)):
             return dialect
         found.append((len(first), dialect))
@@ -168,13 +175,10 @@ def find_dialect(head: str, kind: str, config: DataConfig, columns: Columns | No
 
 
 def _csv(text: str, kind: str, path: str, config: DataConfig, columns: Columns) -> tuple[Rows, int]:
-    above = 0
-    if mark := re.match(r'"?sep=(.)"?\r?\n', text):  # Excel's own way to say it
-        text, above = text[mark.end() :], 1
-        config = dataclasses.replace(config, delimiter=config.delimiter or mark[1])
     dialect = find_dialect(text[:HEAD], kind, config, columns)
     header, quoted = dialect.header, dialect.quoted
-    if not config.delimiter and dialect.delimiter != ("\t" if kind == "tsv" else ","):
+    text = text.partition("\n")[2] if dialect.above else text
+    if not config.delimiter and not dialect.above and dialect.delimiter != ("\t" if kind == "tsv" else ","):
         log.info("data: %s has %s between its columns", path, DELIMITERS[dialect.delimiter])
     if not quoted and header and all(_in_quotes(name) for name in header):
         raise UserError(f"{path}: its cells stand in quotes; data.format=csv data.delimiter=tab reads them without")
@@ -185,11 +189,11 @@ def _csv(text: str, kind: str, path: str, config: DataConfig, columns: Columns) 
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
     left_out = [number - 1 for number, _, _ in bad]
-    named = int(not config.columns)
-    every = all_record_lines(text, dialect.delimiter, quoted, table.num_rows + len(bad) + named, path, above)
+    records = table.num_rows + len(bad) + dialect.named
+    every = all_record_lines(text, dialect.delimiter, quoted, records, path, dialect.above)
     if bad and config.bad_rows is BadRows.error:
         raise malformed_row(path, int(every[left_out[0]]), bad[0], dialect)
-    lines = np.delete(every, left_out)[named:]
+    lines = np.delete(every, left_out)[dialect.named :]
     if not quoted and all(map(_in_quotes, table[wanted[0]][:SAMPLE].to_pylist())) and table.num_rows:
         log.warning(
             "data: the texts of %s stand in quotes, which are taken for a part of them; data.format=csv "

@@ -2,6 +2,7 @@
 one. Nothing here changes a row."""
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -54,6 +55,10 @@ def class_oddities(names: Sequence[str], counts: Mapping[str, np.ndarray], confi
         rows = sum(int(total[names.index(name)]) for name in none)
         lines.append(
             f"{_listed(none)} ({rows:,} rows) may stand for no label; {word} data.bad_rows=drop leaves such rows out"
+        )
+    if all(re.fullmatch(r"-?\d+,\d+", name) for name in set(names) - decided or {""}):
+        lines.append(
+            f"{_listed(names)} look like numbers with a decimal comma: with a point they are task=regression's"
         )
     single = [name for name, count in zip(names, total, strict=True) if count == 1]
     if single:

@@ -11,7 +11,7 @@ import lzma
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -261,15 +261,10 @@ def _csv(
     line_of: Callable[[tuple[str | None, bool], Iterable[int], int], int],
 ) -> Iterator[pa.Table]:
     encoding = _encoding(head, path, config)
-    text = head.decode(encoding, errors="ignore").removeprefix("\ufeff")
-    skipped = 1 if text.lstrip('"').startswith("sep=") else 0  # Excel's own way to say it
-    if skipped:
-        line, _, text = text.partition("\n")
-        config = replace(config, delimiter=config.delimiter or line.lstrip('"')[4])
-    dialect = find_dialect(text, kind, config, columns)
-    style, before = (dialect.delimiter, dialect.quoted), skipped + (not config.columns)
-    lines[path] = lambda row: line_of(style, [number - 1 for number, _, _ in bad], row + before)
-    options = csv_options(dialect, config, dialect.header, bad, block_size=BLOCK, skip_rows=skipped, encoding=encoding)
+    dialect = find_dialect(head.decode(encoding, errors="ignore").removeprefix("\ufeff"), kind, config, columns)
+    style, above = (dialect.delimiter, dialect.quoted), dialect.above
+    lines[path] = lambda row: line_of(style, [number - 1 for number, _, _ in bad], row + above + dialect.named)
+    options = csv_options(dialect, config, dialect.header, bad, block_size=BLOCK, skip_rows=above, encoding=encoding)
     for batch in pa.csv.open_csv(file, **options):
         if bad and config.bad_rows is BadRows.error:
             raise malformed_row(path, line_of(style, [], bad[0][0] - 1), bad[0], dialect)

@@ -48,7 +48,6 @@ def summary(
         trackers: by name, the address or the command that shows the run.
         released: what became of its publication and promotion.
     """
-    width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     facts = [("test", _scores(metrics, headline))]
     if warning:
         facts.append(("warning", warning.split(" ")))
@@ -77,10 +76,7 @@ def summary(
     advice = ["not connected;", "`zenml login --local` opens it", "(--port=8238 if 8237 is taken),"]
     advice.append("`zenml logout --local` goes back")
     facts.append(("dashboard", [dashboard] if dashboard else advice))
-    lines = [line for label, parts in facts for line in _wrapped(label, parts, width)]
-    if examples:
-        lines += ["", "  on more:", *(f"    {example}" for example in examples)]
-    return "\n".join(["-" * width, *lines, "-" * width])
+    return _framed(facts, ["", "  on more:", *(f"    {example}" for example in examples)] if examples else [])
 
 
 def prediction_summary(done: dict[str, Any]) -> str:
@@ -89,7 +85,6 @@ def prediction_summary(done: dict[str, Any]) -> str:
     Args:
         done: see `launch.predict_files.predict_files`.
     """
-    width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     rows = [f"{done['rows']:,} rows,"] + [f"{name} {count:,}," for name, count in list(done["counts"].items())[:10]]
     rows += [f"{done['without_text']:,} without a text (no prediction),"] if done["without_text"] else []
     rows += [f"{done['left_out']:,} malformed rows left out,"] if done["left_out"] else []
@@ -102,8 +97,13 @@ def prediction_summary(done: dict[str, Any]) -> str:
         parts = [seconds, f"{number(done['samples_per_s'])} rows/s", f"{processes} on {done['device']}"]
         facts.append(("computing", _listed(parts)))
     facts += [("output", [shlex.quote(done["output"])]), ("run folder", [shlex.quote(done["run_folder"])])]
+    return _framed(facts)
+
+
+def _framed(facts: Sequence[tuple[str, list[str]]], more: Sequence[str] = ()) -> str:
+    width = max(60, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     lines = [line for label, parts in facts for line in _wrapped(label, parts, width)]
-    return "\n".join(["-" * width, *lines, "-" * width])
+    return "\n".join(["-" * width, *lines, *more, "-" * width])
 
 
 def _scores(metrics: dict[str, Any], headline: Sequence[str]) -> list[str]:
