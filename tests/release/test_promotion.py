@@ -11,7 +11,7 @@ from skytune.config.compose import compose_run, run_to_promote
 from skytune.job import JobDir
 from skytune.release.decision import Check, Decision
 from skytune.release.gate import base_of
-from skytune.release.promotion import model_of, returned, tell, written
+from skytune.release.promotion import model_of, tell, with_page
 from skytune.release.publish import publish
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -28,17 +28,17 @@ def test_the_tag_follows_the_stage(scored: Any, hub: Any, monkeypatch: Any, capl
     assert commits[0] != commits[1]
     check = Check("better by more than chance", "accuracy 0.9 against 0.8", "p", True)
     decision = Decision(model_of(runs[0]), "production", runs[0].key, "", True, 16, "accuracy", (0.8, 0.9), [check])
-    first = tell(written(decision, runs[0]), runs[0])
+    first = tell(with_page(decision, runs[0]), runs[0])
     assert (runs[0].folder / "outputs" / "promotion.html").read_text() == first["page"]
     assert hub.tags["me/mine"] == {"production": commits[0]} and first["tag"] == f"hf://me/mine at {commits[0]}"
-    tell(written(replace(decision, challenger=runs[1].key), runs[1]), runs[1])
+    tell(with_page(replace(decision, challenger=runs[1].key), runs[1]), runs[1])
     assert hub.tags["me/mine"] == {"production": commits[1]}
-    refused = tell(written(replace(decision, accepted=False), runs[0]), None)
+    refused = tell(with_page(replace(decision, accepted=False), runs[0]), None)
     assert "tag" not in refused and hub.tags["me/mine"] == {"production": commits[1]}
-    back = tell(returned("m", "production", "new-1", "old-1"), runs[0])
+    back = tell(with_page(Decision("m", "production", "old-1", "new-1", True, kind="rollback")), runs[0])
     assert hub.tags["me/mine"] == {"production": commits[0]} and "old-1 is production of m again" in back["line"]
     hub.fault = lambda method, path: 503
-    failed = tell(written(replace(decision, challenger=runs[1].key), runs[1]), runs[1])
+    failed = tell(with_page(replace(decision, challenger=runs[1].key), runs[1]), runs[1])
     assert failed["accepted"] and "gave up on setting the tag production" in failed["tag_failed"]
     assert "THE TAG production IS AS IT WAS" in caplog.text
 

@@ -59,6 +59,8 @@ class Decision:
     @property
     def line(self) -> str:
         """The decision in one line, with its numbers."""
+        if self.kind == "rollback":
+            return plain(f"{self.challenger} is {self.stage} of {self.model} again; {self.incumbent} is archived")
         failed = "; ".join(f"{check.name}: {check.found} ({check.limit})" for check in self.checks if not check.passed)
         if not self.accepted:
             return plain(f"{self.challenger} is not promoted to {self.stage} of {self.model}: {failed}")

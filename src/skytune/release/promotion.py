@@ -24,24 +24,13 @@ def model_of(run: RunRecord) -> str:
     return slug(f"{run.data}-{run.setting('task.name')}")
 
 
-def already(key: str, model: str, stage: str) -> str:
-    """Return that a model has the stage."""
-    return f"{key} is not promoted to {stage} of {model}: these very weights are there already"
-
-
-def written(decision: Decision, run: RunRecord) -> dict[str, Any]:
-    """Return a decision as plain values, with its page, which is written into the challenger's folder."""
+def with_page(decision: Decision, run: RunRecord | None = None) -> dict[str, Any]:
+    """Return a decision as plain values, with its page, which is also written into the folder of the run."""
     page = render("promotion.html.jinja", decision=decision, title=f"{decision.model}: {decision.stage}")
+    if run is None:
+        return {**decision.as_dict(), "page": page}
     write_file(run.folder / PAGE, page.encode())
     return {**decision.as_dict(), "page": page, "file": str(run.folder / PAGE)}
-
-
-def returned(model: str, stage: str, now: str, before: str) -> dict[str, Any]:
-    """Return a rollback as a decision, with its page."""
-    decision = Decision(model, stage, before, now, True, kind="rollback")
-    page = render("promotion.html.jinja", decision=decision, title=f"{model}: {stage}")
-    line = f"{before} is {stage} of {model} again; {now} is archived"
-    return {**decision.as_dict(), "line": line, "page": page}
 
 
 def tell(decision: dict[str, Any], run: RunRecord | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +24,9 @@ from ..models.outputs import logits_of
 from ..tasks import Scoring, find_task, resolved
 from ..tasks.prepared import prepared
 from ..training.inputs import fit_columns, open_saved, padding_by, targets_of
+from ..training.outputs import taken
 from ..training.padding_check import check_padding
-from ..training.prediction import Collect, predict
+from ..training.prediction import predict
 
 WITHIN = 1e-3
 """Largest difference of a logit that is taken for rounding."""
@@ -103,67 +104,45 @@ def export_onnx(config: RunConfig) -> list[str]:
     table = TokenTable(splits.test.with_format("arrow")[:], padding_by(tokenizer))
     fit_columns(network, {"test": table})
     table.one_length = bool(check_padding(network, {"test": table}, collect))
-    wanted = _predicted(network, table, collect, config)
-    lines = [_scores("model", _score(task, table, wanted, scoring), "")]
+
+    def tested(network: torch.nn.Module, name: str) -> tuple[Ragged, dict[str, Any], str]:
+        """Return logits and scores on the test split, and the line that says so."""
+        world = join(config, 1)[1]
+        size, limit = config.eval.batch_size, config.limit_eval_batches
+        rows, found = predict(network, table, world, collect, batch_size=size, limit=limit, multiple=1)
+        scores = dict(task.score(found, taken(targets_of(table, "test"), rows), scoring).as_dict()["metrics"])
+        told = ", ".join(f"{metric} {value:.4f}" for metric, value in scores.items() if value is not None)
+        return found, scores, f"  {name:16} {told}"
+
+    wanted, _, line = tested(network, "model")
     numbers: dict[str, Any] = {"rows": len(wanted), "within": WITHIN}
+    lines = [f"exported, and checked on {len(wanted):,} rows of the test split: {target}", line]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
         part = Path(beside, "whole")
         part.mkdir()
-        for file in models.model_files(Path(saved.folder)):
-            if file.suffix not in (".safetensors", ".bin") and not file.name.startswith(
-                ("adapter_", "skytune_adapter")
-            ):
-                shutil.copyfile(file, part / file.name)
-        if not (part / "config.json").is_file() and hasattr(network, "config"):  # an adapter has its base model's
+        if hasattr(network, "config"):
             network.config.save_pretrained(part)
         tokenizer.save_pretrained(part)
         _export(network, table, part / FILES[False])
         for small in (False, True) if config.export.int8 else (False,):
+            file = part / FILES[small]
             if small:
-                _quantize(part / FILES[False], part / FILES[True])
-            found = _predicted(OnnxNetwork(part / FILES[small]), table, collect, config)
-            apart = float(np.abs(found.values - wanted.values).max(initial=0))
+                _quantize(part / FILES[False], file)
+            found, scores, line = tested(OnnxNetwork(file), file.name)
+            apart, size = float(np.abs(found.values - wanted.values).max(initial=0)), file.stat().st_size
             if not small and not apart <= WITHIN:  # NaN neither
                 raise UserError(
                     f"pipeline=export: the exported model's logits differ by {apart:.2g} on {len(wanted):,} rows, "
                     f"more than {WITHIN:g}: nothing was written"
                 )
-            scores = _score(task, table, found, scoring)
-            size = (part / FILES[small]).stat().st_size
-            numbers[FILES[small]] = {"largest_difference": apart, "bytes": size, "test": scores}
-            lines.append(
-                _scores(FILES[small], scores, f"{size / 1e6:.1f} MB, largest difference of a logit {apart:.2g}")
-            )
+            numbers[file.name] = {"largest_difference": apart, "bytes": size, "test": scores}
+            lines.append(f"{line} ({size / 1e6:.1f} MB, largest difference of a logit {apart:.2g})")
         write_json(part / "export.json", numbers)
         if target.exists():
             shutil.rmtree(target)
         part.rename(target)
-    return [f"exported, and checked on {len(wanted):,} rows of the test split: {target}", *lines]
-
-
-def _predicted(network: torch.nn.Module, table: TokenTable, collect: Collect, config: RunConfig) -> Ragged:
-    return predict(
-        network,
-        table,
-        join(config, 1)[1],
-        collect,
-        batch_size=config.eval.batch_size,
-        limit=config.limit_eval_batches,
-        multiple=1,
-    )[1]
-
-
-def _score(task: Any, table: TokenTable, found: Ragged, scoring: Scoring) -> dict[str, float | None]:
-    targets = targets_of(table, "test")
-    rows = np.arange(len(found))
-    chosen = targets.take(rows) if isinstance(targets, Ragged) else targets[rows]
-    return dict(task.score(found, chosen, scoring).as_dict()["metrics"])
-
-
-def _scores(name: str, scores: Mapping[str, float | None], about: str) -> str:
-    told = ", ".join(f"{metric} {value:.4f}" for metric, value in scores.items() if value is not None)
-    return f"  {name:16} {told}" + (f" ({about})" if about else "")
+    return lines
 
 
 def _export(network: torch.nn.Module, table: TokenTable, file: Path) -> None:
@@ -171,27 +150,22 @@ def _export(network: torch.nn.Module, table: TokenTable, file: Path) -> None:
     rows = np.unique(np.argsort(table.lengths, kind="stable")[[0, -1]])
     batch = {name: tensor for name, tensor in table.batch(rows).items() if name != "labels"}
     inputs = tuple(tensor if len(tensor) > 1 else tensor.repeat(2, 1) for tensor in batch.values())
-    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=max(2, _longest(network, table)))}
+    sizes = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
     try:
         with _silently():
-            program = torch.onnx.export(
+            torch.onnx.export(
                 _Logits(network, list(batch)).eval(),
                 inputs,
+                str(file),
                 dynamo=True,
                 dynamic_shapes=((sizes,) * len(inputs),),
                 input_names=list(batch),
                 output_names=["logits"],
+                external_data=False,
                 verbose=False,
             )
-        program.save(str(file), external_data=False)
     except Exception as error:  # whatever a model's forward does that cannot be traced
         raise UserError(f"pipeline=export: torch cannot export this network: {first_line(error)}") from error
-
-
-def _longest(network: Any, table: TokenTable) -> int:
-    """Return how many tokens a row may have: as many as the model has places for."""
-    places = getattr(getattr(network, "config", None), "max_position_embeddings", None)
-    return int(places) if isinstance(places, int) and places > 0 else int(table.lengths.max(initial=2)) * 64
 
 
 def _quantize(file: Path, into: Path) -> None:

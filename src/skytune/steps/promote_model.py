@@ -42,7 +42,7 @@ def promote_model(
 def _promoted(config: RunConfig, place: str) -> dict[str, Any]:
     from ..release.decision import decide
     from ..release.gate import on_the_gate
-    from ..release.promotion import already, model_of, tell, written
+    from ..release.promotion import model_of, tell, with_page
     from ..release.results import run_of
 
     limits, run = config.promote, run_of(place)
@@ -51,7 +51,7 @@ def _promoted(config: RunConfig, place: str) -> dict[str, Any]:
     with one_at_a_time(model) as lease:
         before = holder(model, stage)
         if before is not None and before.weights == version.weights:
-            raise UserError(already(run.key, model, stage))
+            raise UserError(f"{run.key} is not promoted to {stage} of {model}: these very weights are there already")
         old = None
         if before is not None and not limits.force:
             before.check()
@@ -60,15 +60,17 @@ def _promoted(config: RunConfig, place: str) -> dict[str, Any]:
         decision = decide(on_the_gate(config, place), old, limits, model, before.name if before else "")
         if decision.accepted:
             give_stage(model, stage, version, before, lease)
-    return tell(written(decision, run), run if decision.accepted else None)
+    return tell(with_page(decision, run), run if decision.accepted else None)
 
 
 def _rolled_back(config: RunConfig, place: str | None) -> dict[str, Any]:
-    from ..release.promotion import model_of, returned, tell
+    from ..release.decision import Decision
+    from ..release.promotion import model_of, tell, with_page
     from ..release.results import run_of
 
     model = config.promote.model or model_of(run_of(str(place)))
     stage = config.promote.stage.value if config.promote.stage else ""
     with one_at_a_time(model) as lease:
         now, before = roll_back(model, stage, lease)
-    return tell(returned(model, stage, now.name, before.name), run_of(before.checkpoint))
+    decision = Decision(model, stage, before.name, now.name, True, kind="rollback")
+    return tell(with_page(decision), run_of(before.checkpoint))
