@@ -377,9 +377,9 @@ def test_thresholds_are_chosen_on_validation_and_go_with_the_model(lives: Any, l
 
 
 BAD: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
-    "no number": ("regression", [{"text": "a b", "label": "x"}], {}, r"row 3: label 'x' is no finite number"),
-    "infinite": ("regression", [{"text": "a b", "label": "inf"}], {}, r"row 3: label 'inf' is no finite number"),
-    "no label": ("regression", [{"text": "a b", "label": None}], {}, r"row 3: has no label"),
+    "no number": ("regression", [{"text": "a b", "label": "x"}], {}, r"line 3: label 'x' is no finite number"),
+    "infinite": ("regression", [{"text": "a b", "label": "inf"}], {}, r"line 3: label 'inf' is no finite number"),
+    "no label": ("regression", [{"text": "a b", "label": None}], {}, r"line 3: has no label"),
     "one column": (
         "regression",
         [{"text": "a", "p": 1}],
@@ -390,46 +390,46 @@ BAD: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str]] = {
         "multi-label",
         [{"text": "a b", "label": "z"}],
         {"labels": ["p", "q"]},
-        r"row 3: label 'z' is not",
+        r"line 3: label 'z' is not",
     ),
     "fewer tags": (
         "token-classification",
         [{"text": ["a", "b"], "label": ["O"]}],
         {},
-        r"row 3: there are 2 words and 1",
+        r"line 3: there are 2 words and 1",
     ),
-    "no words": ("token-classification", [{"text": [], "label": []}], {}, r"row 3: there are no words"),
+    "no words": ("token-classification", [{"text": [], "label": []}], {}, r"line 3: there are no words"),
     "inside first": (
         "token-classification",
         [{"text": ["a", "b"], "label": ["O", "I-p"]}],
         {},
-        r"row 3: tag 2 is 'I-p' after 'O': an entity begins with 'B-p'; data.bad_rows=drop leaves such rows out",
+        r"line 3: tag 2 is 'I-p' after 'O': an entity begins with 'B-p'; data.bad_rows=drop leaves such rows out",
     ),
     "no completion": (
         "sft",
         [{"prompt": "it", "completion": " "}],
         {},
-        r"row 3: the completion is empty; data.bad_rows=drop",
+        r"line 3: the completion is empty; data.bad_rows=drop",
     ),
     "no column": ("sft", [{"prompt": "it"}], {"columns": None}, r"data.completion=completion: no such column"),
     "long prompt": (
         "sft",
         [{"prompt": "it " * 9, "completion": "no"}, {"prompt": "is " * 9, "completion": "no"}],
         {"max_length": 8},
-        r"row [34]: its prompt alone has 8 tokens or more, .*: data.max_length=",
+        r"line [34]: its prompt alone has 8 tokens or more, .*: data.max_length=",
     ),
-    "no messages": ("sft", [{"prompt": "x"}], {"messages": "prompt"}, r"row 1: there is no list of messages"),
+    "no messages": ("sft", [{"prompt": "x"}], {"messages": "prompt"}, r"line 1: there is no list of messages"),
     "no role": (
         "sft",
         [{"talk": [{"role": "user", "content": "a"}, {"content": "b"}]}],
         {"messages": "talk", "columns": None},
-        r"row 1: message 2 has no role and content of text",
+        r"line 1: message 2 has no role and content of text",
     ),
     "nobody answers": (
         "sft",
         [{"talk": [{"role": "user", "content": "a"}]}],
         {"messages": "talk", "columns": None},
-        r"row 1: no message is the assistant's, so there is nothing to learn",
+        r"line 1: no message is the assistant's, so there is nothing to learn",
     ),
 }
 GOOD: dict[str, list[dict[str, Any]]] = {
