@@ -40,6 +40,7 @@ def python_version() -> list[Finding]:
 
 def versions() -> list[Finding]:
     """Compare what is installed with the direct dependencies' ranges and with the pins of constraints.txt."""
+    from packaging.utils import canonicalize_name
     from packaging.version import Version
 
     root = checkout()
@@ -53,7 +54,7 @@ def versions() -> list[Finding]:
             if extra in NEEDED:
                 missing.setdefault(extra, []).append(requirement.name)
             continue
-        pin = (pins or {}).get(_canonical(requirement.name))
+        pin = (pins or {}).get(canonicalize_name(requirement.name))
         seen.add(requirement.name)
         here = f"{requirement.name} {installed}"
         # torch's wheels carry where they are for (2.13.0+cpu); it is the same version.
@@ -104,19 +105,16 @@ def _requirements(root: Path | None) -> list[tuple[str, "Requirement"]]:
 def _pins(file: Path) -> dict[str, str]:
     """Return the pinned version of every package, by canonical name, for this Python and platform."""
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
-    found = {}
+    found: dict[str, str] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         text = line.split("#")[0].strip()
         if text:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate():
-                found[_canonical(requirement.name)] = str(requirement.specifier).removeprefix("==")
+                found[canonicalize_name(requirement.name)] = str(requirement.specifier).removeprefix("==")
     return found
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _installed(name: str) -> bool:
