@@ -42,7 +42,7 @@ async def client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     facts = {"name": "m", "task": "t", "version": "1", "card": "", "scores": {}, "scored_rows": 0, "facts": {}}
     if isinstance(predictor, Predictor):
-        facts = facts_of(predictor, limits, 4, queue)
+        facts = facts_of(predictor, limits, 4, queue, "http://test:81")
     app = make_app(predictor, Reader(form, limits, token), batch_size=4, queue=queue, facts=facts)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (
@@ -105,6 +105,12 @@ def test_what_is_no_request_is_refused_in_one_line(predictor: Predictor) -> None
     for name, answer in zip(WRONG, ask(predictor, *WRONG.values()), strict=True):
         assert answer.status_code == 422, (name, answer.text)
         assert len(answer.json()["detail"].splitlines()) == 1 and len(answer.content) < 400, name
+
+
+def test_what_a_row_is_is_told_to_who_sent_something_else(predictor: Predictor) -> None:
+    number, blank = (answer.json()["detail"] for answer in ask(predictor, {"inputs": ["a", 3]}, {"inputs": ["a", " "]}))
+    assert number.startswith("inputs.1: Input should be a valid string. Rows, each a text, or a pair")
+    assert blank == "inputs.1: is blank"
 
 
 def test_a_word_list_is_asked_for_where_words_are_tagged(saved: Callable[[str], Path]) -> None:
@@ -294,6 +300,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_shows_the_card_as_text(predic
     docs, openapi = asyncio.run(run())
     page = docs.text
     assert "<h1>The card</h1>" in page and "license: mit" not in page and "<td>2</td>" in page
+    assert "curl -s http://test:81/predict" in page
     assert "<script>alert" not in page and 'href="javascript' not in page
     assert not re.search(r"""(src|href)=["'](https?:)?//|@import|url\(""", page)
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)

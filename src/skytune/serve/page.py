@@ -28,8 +28,8 @@ SHOWN = 40
 """Classes that are listed."""
 
 
-def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int) -> dict[str, Any]:
-    """Return what the page says of a model: `name`, `task`, `version`, `device`, `card`, `scores`, `facts`."""
+def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int, address: str) -> dict[str, Any]:
+    """Return what the page says of a model and of the server at an address."""
     folder, names = Path(predictor.saved.folder), predictor.scoring.names
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     card = folder / "README.md"
@@ -45,6 +45,7 @@ def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int) 
         "task": predictor.task.name,
         "version": skytune.__version__,
         "device": predictor.world.device.type,
+        "address": address,
         "card": card.read_bytes()[:LARGEST_CARD].decode(errors="replace") if card.is_file() else "",
         "scores": scores,
         "scored_rows": rows,

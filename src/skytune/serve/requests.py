@@ -93,7 +93,7 @@ class Reader:
         try:
             asked: Any = self.body.model_validate_json(await self._body(request))
         except ValidationError as error:
-            raise HTTPException(422, _line(error)) from None
+            raise HTTPException(422, _line(error, str(self.body.model_fields["inputs"].description))) from None
         given = [row if isinstance(row, BaseModel) else [(TEXT, row)] for row in asked.inputs]
         return [{name: value for name, value in row if value is not None} for row in given], asked.logits
 
@@ -179,9 +179,14 @@ def body_model(form: Form, limits: Limits) -> type[BaseModel]:
     return made
 
 
-def _line(error: ValidationError) -> str:
-    """Return what is wrong with a body: where it looks most like what it should be, without what the client sent."""
+def _line(error: ValidationError, rows: str) -> str:
+    """Return what is wrong with a body: where it looks most like what it should be, without what the client sent.
+
+    Args:
+        rows: what rows are, for who sent something else.
+    """
     found = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
     names = {"inputs", "logits", TEXT, PAIR, IMAGE}
     where = ".".join(str(part) for part in found["loc"] if isinstance(part, int) or part in names)
-    return f"{where}: {found['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+    hint = f". {rows}" if where.startswith("inputs") and found["type"] != "value_error" else ""
+    return f"{where}: {found['msg'].removeprefix('Value error, ')}{hint}".removeprefix(": ")

@@ -99,7 +99,9 @@ def serve(
     host, port = place.getsockname()[:2]
     config = RunConfig.parse({**run, "eval": {"batch_size": batch_size}})
     predictor = Predictor(checkpoint, config)
-    facts = facts_of(predictor, limits, batch_size, queue)
+    shown = f"[{host}]" if ":" in host else host
+    where = f"http://{shown}:{port}"
+    facts = facts_of(predictor, limits, batch_size, queue, where)
     reader = Reader(predictor.form, limits, token and token.strip())
     traffic = make_app(predictor, reader, batch_size=batch_size, queue=queue, facts=facts)
     settings = uvicorn.Config(
@@ -113,8 +115,6 @@ def serve(
         timeout_graceful_shutdown=grace_seconds,
         server_header=False,
     )
-    shown = f"[{host}]" if ":" in host else host
-    where = f"http://{shown}:{port}"
     told = [f"serving {facts['name']} ({facts['task']}, {facts['facts']['computed']}) at {where}"]
     told.append(f"  page: {where}/docs   stop: Ctrl-C or SIGTERM (process {os.getpid()})")
     if token is None and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
