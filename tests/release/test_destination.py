@@ -8,7 +8,7 @@ import pytest
 
 from skytune.checkpoint.retry import Retry
 from skytune.config import ConfigError, RunConfig, UploadConfig, UserError, from_dict
-from skytune.release.destination import check_address, copy_to, move_tag
+from skytune.release.destination import LOADED, check_address, copy_to, move_tag
 
 FAST = Retry(deadline_seconds=1, first_seconds=0.02, longest_seconds=0.1)
 
@@ -66,7 +66,8 @@ def test_what_a_model_before_left_is_not_loaded_with_this_one(model: Path, tmp_p
     (model / "adapter_config.json").write_text("{}")
     copy_to(model, UploadConfig(url=str(target)))
     (model / "adapter_config.json").unlink()
-    (target / "notes.md").write_text("somebody's")
+    for name in ("notes.md", "requirements.txt", "handler.py", "data.json"):
+        (target / name).write_text("somebody's")
     copy_to(model, UploadConfig(url=str(target)))
     assert not (target / "adapter_config.json").exists(), "an upload put it there"
     assert (target / "notes.md").read_text() == "somebody's"
@@ -124,9 +125,13 @@ def test_a_model_before_is_not_loaded_from_the_hub_either(model: Path, hub: Any)
     copy_to(model, UploadConfig(url="hf://me/mine"), FAST)
     copy_to(model, UploadConfig(url="hf://me/mine/folder"), FAST)
     (model / "adapter_config.json").unlink()
+    (model / "handler.py").write_text("somebody's")
+    copy_to(model, UploadConfig(url="hf://me/mine"), FAST)
+    (model / "handler.py").unlink()
     copy_to(model, UploadConfig(url="hf://me/mine"), FAST)
     found = on_hub(hub.files("me/mine"))
     assert "adapter_config.json" not in found and "folder/adapter_config.json" in found
+    assert found.pop("handler.py") == b"somebody's"
     assert {name: data for name, data in found.items() if not name.startswith("folder/")} == contents(model)
 
 
@@ -174,6 +179,28 @@ def test_a_hub_that_does_not_take_it(model: Path, hub: Any) -> None:
 def test_an_address_that_cannot_be() -> None:
     with pytest.raises(UserError, match=r"^upload\.url=nowhere://x: .*nowhere"):
         check_address("nowhere://x")
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded"),
+    [
+        ("adapter_config.json", True),
+        ("adapter_model.safetensors", True),
+        ("model.safetensors.index.json", True),
+        ("pytorch_model-00001-of-00002.bin", True),
+        ("preprocessor_config.json", True),
+        ("spiece.model", True),
+        ("merges.txt", True),
+        ("chat_template.jinja", True),
+        ("more/adapter_config.json", False),
+        ("requirements.txt", False),
+        ("handler.py", False),
+        ("test_results.json", False),
+        ("README.md", False),
+    ],
+)
+def test_what_a_model_would_be_loaded_with(name: str, loaded: bool) -> None:
+    assert bool(LOADED.fullmatch(name)) == loaded
 
 
 @pytest.mark.parametrize(

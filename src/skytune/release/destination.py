@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,13 @@ SUMS = "SHA256SUMS"
 
 CONFIGURATIONS = ("adapter_config.json", "config.json")
 """What transformers looks for first."""
+
+
+LOADED = re.compile(
+    r"[^/]*\.(safetensors|bin|model|index\.json)|(\w+_)?config\.json|chat_template\.\w+|"
+    r"(tokenizer|vocab|added_tokens|special_tokens_map)\.json|(vocab|merges)\.txt"
+)
+"""Files that a model beside them would be loaded with, by transformers or peft."""
 
 
 def check_address(url: str) -> None:
@@ -89,11 +97,6 @@ def _files(folder: Path) -> list[str]:
     return sorted(shown, key=lambda name: (name in CONFIGURATIONS, name))
 
 
-def _loaded(name: str) -> bool:
-    """Return whether a file is one that a model beside it would be loaded with."""
-    return "/" not in name and name.endswith((".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"))
-
-
 def _to_files(folder: Path, upload: UploadConfig) -> dict[str, str]:
     import fsspec
 
@@ -105,7 +108,7 @@ def _to_files(folder: Path, upload: UploadConfig) -> dict[str, str]:
         lines = system.cat_file(f"{root}/{SUMS}").decode(errors="replace").splitlines()
         before = {line.partition("  ")[2] for line in lines} - {""}
     there = {name.removeprefix(f"{root}/") for name in system.find(root)} if system.exists(root) else set[str]()
-    if odd := sorted(name for name in there - before - {*sums, SUMS} if _loaded(name)):
+    if odd := sorted(name for name in there - before - {*sums, SUMS} if LOADED.fullmatch(name)):
         raise UserError(
             f"upload.url={upload.url}: holds {odd[0]}, which would be loaded with this model and is no part of it: "
             "remove it, or name another folder"
@@ -164,7 +167,7 @@ def _to_hub(folder: Path, upload: UploadConfig) -> dict[str, str]:
             revision=upload.revision,
             commit_message="Upload the trained model",
             allow_patterns=_files(folder),
-            delete_patterns=[name for name in there if _loaded(name)],  # but for those that are sent
+            delete_patterns=[name for name in there if LOADED.fullmatch(name)],  # but for those that are sent
         ).oid
     except RuntimeError as error:  # around what went wrong with a large file, of which it says nothing
         raise error.__cause__ or error from None

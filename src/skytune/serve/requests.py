@@ -65,7 +65,7 @@ class Reader:
         at = "#/paths/~1predict/post/requestBody/content/application~1json/schema/$defs/{model}"
         return self.body.model_json_schema(ref_template=at)
 
-    def authorize(self, request: Request) -> None:
+    async def authorize(self, request: Request) -> None:  # what is not async takes a thread
         """Let in who knows the token: as bearer, or, for browsers, as the password of any name.
 
         Raises:
