@@ -74,7 +74,7 @@ def test_refused_before_anything_is_read() -> None:
         from_dict(RunConfig, {"precision": "fp16", "compute": {"device": "cpu"}})
 
 
-def test_bf16_computes_in_bf16(run_job: Callable[..., Any]) -> None:
+def test_bf16_computes_in_bf16(forked: None, run_job: Callable[..., Any]) -> None:
     """Seen before: training in fp32 under that name, because a wrapper had been lost."""
     common = {"model": {"dropout": 0.0}, "max_steps": 3, "log": {"every_steps": 1}, "optimizer": {"lr": 1e-3}}
     full, half = run_job(precision="fp32", **common), run_job(precision="bf16", **common)

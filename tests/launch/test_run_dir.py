@@ -405,7 +405,7 @@ def test_a_lock_file_of_before_says_nothing(text: str) -> None:
     assert not folder.claim(since=0).finished
 
 
-def test_the_result_of_another_command_is_not_taken(run_job: Any) -> None:
+def test_the_result_of_another_command_is_not_taken(forked: None, run_job: Any) -> None:
     """The key is the same, what is asked for is not: where the model is copied to, say."""
     began = time.time()
     first = run_job(rows=8)
