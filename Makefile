@@ -25,7 +25,7 @@ UV_VERSION := 0.13.9
 
 # What each kind of install holds. aws is part of the second so that `pip check` sees ZenML and SkyPilot together.
 RUN_EXTRAS := train,orchestrate,demo,serve
-DEV_EXTRAS := $(RUN_EXTRAS),aws,dev,wandb,deepspeed,onnx
+DEV_EXTRAS := $(RUN_EXTRAS),aws,dev,wandb,deepspeed,onnx,qlora
 
 # "PROGRAM VERSION" of the first Python that will do; empty if there is none.
 FOUND := $(shell for p in $(or $(PYTHON),python3 python3.12 python3.11); do \

@@ -107,6 +107,34 @@ def test_an_adapter_comes_back_everywhere(base: Any, tmp_path: Path, kind: Any, 
     assert not [name for name in plain.state_dict() if "lora" in name]
 
 
+@pytest.mark.parametrize("kind", [bert, llama], ids=lambda kind: kind.__name__)
+def test_a_base_in_four_bits(base: Any, tmp_path: Path, kind: Any) -> None:
+    """QLoRA: what was scored is what is saved, continued, merged; the head is whole, and learns whole."""
+    pytest.importorskip("bitsandbytes")
+    whole = moved(build(base(kind), rank=4))
+    model = moved(build(base(kind), rank=4, bits=4))
+    expected = logits(model)
+    assert 0 < (expected - logits(whole)).abs().max() < 1.5, "nearly the model's own"
+    assert trainable(model) == trainable(whole) and trained_state(model).keys() == trained_state(whole).keys()
+    sizes = [sum(p.numel() * p.element_size() for p in m.parameters() if not p.requires_grad) for m in (model, whole)]
+    assert sizes[0] < 0.55 * sizes[1], "embeddings, a good part of this small one, stay as they are"
+    save_model(model, tmp_path / "adapter")
+    assert torch.equal(logits(load_saved(tmp_path / "adapter")), expected)
+    again = build(base(kind), seed=9, adapter=str(tmp_path / "adapter"))
+    assert torch.equal(logits(again), expected)
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged")
+    plain = load_saved(tmp_path / "merged")
+    assert (logits(plain) - expected).abs().max() <= 1e-5
+    assert all(weight.dtype == torch.float32 for weight in plain.state_dict().values() if weight.is_floating_point())
+    assert not [name for name in plain.state_dict() if "absmax" in name or "lora" in name]
+
+
+def test_nothing_that_could_be_in_four_bits(base: Any) -> None:
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(ConfigError, match="model.lora.bits=4: GPT2ForSequenceClassification has no linear layer"):
+        build(base(gpt2), rank=4, bits=4)
+
+
 def test_what_learns_is_the_adapter_the_head_and_what_is_new(base: Any) -> None:
     model = build(base(bert), rank=4)
     others = [name for name in trainable(model) if "lora_" not in name]
@@ -240,6 +268,9 @@ def test_nothing_to_merge(base: Any, tmp_path: Path) -> None:
         ({"lora": {"alpha": 8}}, r"model.lora.alpha has an effect only together with model.lora.rank"),
         ({"lora": {"rank": 4, "adapter": "x"}}, r"model.lora.rank has no effect with model.lora.adapter"),
         ({"lora": {"rank": 4, "targets": []}}, r"model.lora.targets=\[\]: must be all-linear or names"),
+        ({"lora": {"rank": 4, "bits": 8}}, r"model.lora.bits=8: must be 4, or null"),
+        ({"lora": {"bits": 4}}, r"model.lora.bits has an effect only together with model.lora.rank"),
+        ({"lora": {"rank": 4, "bits": 4, "dora": True}}, r"model.lora.dora does not go together with model.lora.bits"),
         ({"lora": {"rank": 4}, "freeze_backbone": True}, r"the backbone is frozen anyway"),
         ({"lora": {"rank": 4}, "_target_": "a.B"}, r"model.lora needs a model of transformers"),
     ],

@@ -24,6 +24,7 @@ from ..config.installing import needing
 from ..job import write_json
 from .formats import ADAPTER, ORIGIN, original_config
 from .hashing import hash_file, hash_values
+from .quantized import BITS, is_quantized, plain, quantize, restore
 from .quiet import quiet
 from .source import fetch, load_weights
 
@@ -71,6 +72,9 @@ class Adapter:
     whole: list[str]
     """Modules that are trained whole: the head, and what no file of weights held."""
 
+    bits: int | None = None
+    """In how many bits the base's weights are kept, where they are quantized."""
+
 
 def has_adapter(model: Any) -> bool:
     """Whether a model is trained through an adapter."""
@@ -84,7 +88,9 @@ def trained_state(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
     if not has_adapter(model):
         return state
     frozen = {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
-    return {name: tensor for name, tensor in state.items() if name not in frozen}
+    # Beside a quantized weight lie its constants: WEIGHT.absmax, WEIGHT.quant_map, ...
+    owner = {name: name.partition(".weight.")[0] + ".weight" if ".weight." in name else name for name in state}
+    return {name: tensor for name, tensor in state.items() if owner[name] not in frozen}
 
 
 def attach(model: Any, config: ModelConfig, folder: str, new: set[str]) -> None:
@@ -103,6 +109,9 @@ def attach(model: Any, config: ModelConfig, folder: str, new: set[str]) -> None:
     given = _read(Path(lora.adapter).expanduser()) if lora.adapter else None
     weights = weights_hash(Path(folder)) if config.pretrained else ""
     whole = _outermost(_heads(model) | {name.rpartition(".")[0] for name in new})
+    bits = lora.bits or (given.origin.get("bits") if given is not None else None)
+    if bits not in (None, BITS):
+        raise UserError(f"model.lora.adapter={lora.adapter}: {ORIGIN} names a base of {bits} bits; 4 are known here")
     if given is None:
         settings = peft.LoraConfig(
             r=lora.rank,
@@ -117,6 +126,8 @@ def attach(model: Any, config: ModelConfig, folder: str, new: set[str]) -> None:
         given.check_same_base(config, weights)
         settings = given.settings()
         whole = _outermost({*whole, *given.whole(model)})
+    if bits:
+        quantize(model, whole)
     try:
         with quiet("transformers"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it adapts itself to (GPT-2's transposed layers) is no news
@@ -134,7 +145,7 @@ def attach(model: Any, config: ModelConfig, folder: str, new: set[str]) -> None:
     setattr(
         model,
         ATTRIBUTE,
-        Adapter(str(place.absolute() if place.is_dir() else config.name), config.revision, weights, whole),
+        Adapter(str(place.absolute() if place.is_dir() else config.name), config.revision, weights, whole, bits),
     )
     if given is not None:
         given.load_into(model)
@@ -158,7 +169,8 @@ def write_adapter(model: Any, folder: Path) -> None:
     }
     write_json(folder / ADAPTER, values)
     config = model.config.to_diff_dict() | {"architectures": [type(model).__name__]}
-    write_json(folder / ORIGIN, {"base_weights": known.weights, "config": config})
+    bits = {"bits": known.bits} if known.bits else {}
+    write_json(folder / ORIGIN, {"base_weights": known.weights, "config": config, **bits})
 
 
 TASKS = {
@@ -173,14 +185,21 @@ TASKS = {
 
 
 def merge(model: Any) -> Any:
-    """Return a model with its adapter added to the base's weights, in place: a plain model."""
+    """Return a model with its adapter added to the base's weights, in place: a plain model, in float32 where its base
+    was quantized."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted = [(name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
     for name, module in adapted:
-        module.merge(safe_merge=True)
+        layer = module.get_base_layer()
+        if is_quantized(layer):  # peft would round the sum to 4 bits
+            layer = plain(layer)
+            layer.weight.data += module.get_delta_weight(NAME).float()
+        else:
+            module.merge(safe_merge=True)
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, module.get_base_layer())
+        setattr(model.get_submodule(parent), own, layer)
+    restore(model)
     model.requires_grad_(True)
     for attribute in ("peft_config", ATTRIBUTE):
         delattr(model, attribute)

@@ -31,6 +31,11 @@ class LoraConfig:
     dora: bool = False
     """Train magnitude and direction apart (Liu et al. 2024, arXiv:2402.09353): slower, often better at small ranks."""
 
+    bits: int | None = None
+    """Keep the base's weights in so many bits (4: QLoRA, Dettmers et al. 2023, arXiv:2305.14314; extra `qlora`): an
+    eighth of the memory, and answers that differ a little; empty keeps them as they are. What is scored, merged and
+    served afterwards is the base in 4 bits too."""
+
     adapter: str | None = None
     """Folder of an adapter (peft's format, from here or elsewhere) that is continued; what it is made like, rank
     included, comes from there."""
@@ -50,6 +55,12 @@ class LoraConfig:
             raise ConfigError(
                 f"model.lora.{(changed or ['rank'])[0]} has no effect with model.lora.adapter, which says it itself"
             )
+        if self.bits not in (None, 4):
+            raise ConfigError(f"model.lora.bits={self.bits}: must be 4, or null")
+        if self.bits and self.dora:
+            raise ConfigError("model.lora.dora does not go together with model.lora.bits")
+        if self.bits and not self.on:
+            raise ConfigError("model.lora.bits has an effect only together with model.lora.rank")
         if changed and not self.rank:
             raise ConfigError(f"model.lora.{changed[0]} has an effect only together with model.lora.rank")
 

@@ -18,7 +18,7 @@ from .prediction import PredictConfig
 from .promotion import PromoteConfig
 from .sagemaker import SageMakerConfig
 from .search import SearchConfig
-from .strategy import CompileConfig, Precision, StrategyConfig
+from .strategy import CompileConfig, Precision, StrategyConfig, StrategyName
 from .study import StudyConfig
 from .task import AugmentConfig, LossConfig, TaskConfig
 from .tracking import TrackerConfig
@@ -282,5 +282,11 @@ class RunConfig:
             raise ConfigError(
                 f"early_stopping.patience={self.early_stopping.patience} has no effect with one validation at the end: "
                 "set eval.every_epochs or eval.every_steps"
+            )
+        whole = (StrategyName.auto, StrategyName.single, StrategyName.ddp)
+        if self.model.lora.bits and self.strategy.name not in whole:
+            raise ConfigError(
+                f"model.lora.bits=4 does not go together with strategy={self.strategy.name.value}, which takes weights "
+                "apart: strategy=ddp"
             )
         has_targets("callbacks", self.callbacks, "Class")
