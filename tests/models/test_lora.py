@@ -131,7 +131,7 @@ def test_a_base_in_four_bits(base: Any, tmp_path: Path, kind: Any) -> None:
 
 def test_nothing_that_could_be_in_four_bits(base: Any) -> None:
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(ConfigError, match="model.lora.bits=4: GPT2ForSequenceClassification has no linear layer"):
+    with pytest.raises(ConfigError, match=r"model.lora.bits=4: GPT2ForSequenceClassification has no linear layer"):
         build(base(gpt2), rank=4, bits=4)
 
 
