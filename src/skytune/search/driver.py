@@ -21,22 +21,22 @@ from ..config.folders import home
 from ..data.order import SampleOrder
 from ..launch import Launcher, train
 from ..launch.run_job import JobResult
-from ..launch.signals import Stopping
 from ..pricing.cost import Attempt, Cost
 from ..pricing.prices import Price
 from ..study.cell_runner import CellRunner, Watch
 from ..study.cells import Cell
+from ..study.crew import Crew
 from ..study.dataset_cache import Splits, forget_stale
 from ..study.plan import Forecast, Planned
 from ..study.store import ResultsStore, attempts_of
 from ..study.table import SPLIT, done_row, ended_row
 from .budget import allowed_seconds, check_budget, elapsed, limit
-from .crew import Crew, Leg, Slots
 from .ladder import Ladder, best, ladder_of, promotable
 from .machines import Machines, check_machines, spent
 from .metric import metric_of, scores_of
 from .proposer import Proposer, TrialScore, check_sampler
 from .record import DONE, FAILED, PAUSED, SearchTable, Trial, score_at, search_store
+from .slots import Leg, Slots
 from .space import REPETITIONS, SEED, described, sampler_of, space_of, trials_of
 
 log = logging.getLogger(__name__)
@@ -104,9 +104,7 @@ class Search:
                 stack.callback(self.machines.close)
             self.slots = stack.enter_context(Slots(self.config, self.launcher))
             runner = TrialRunner(self, watch, self.slots)
-            self.crew = Crew(runner.run_leg, watch.stop, self.design.at_once)
-            stack.callback(self.crew.close)
-            Stopping.last = None
+            self.crew = stack.enter_context(Crew(runner.run_leg, watch.stop, self.design.at_once, "trial"))
             if self.design.asynchronous:
                 self._run_ahead()
             else:
@@ -137,7 +135,8 @@ class Search:
         proposer, lag = self._proposer(), self.design.at_once
         for index in range(self.trials):
             visible = self.record.trials[: max(0, index - lag + 1)]
-            self.crew.wait({trial.number for trial in visible})
+            seen = {trial.number for trial in visible}
+            self.crew.wait(lambda leg, seen=seen: leg.trial in seen)  # type: ignore[misc]
             if self.stopped:
                 break
             proposer.tell([self._told(trial) for trial in visible])
@@ -168,7 +167,7 @@ class Search:
         proposer, asked = self._proposer(), 0
         while not self.stopped:
             standing = [self.record.standing(rung) for rung in range(self.ladder.rungs)]
-            busy = self.crew.busy
+            busy = [(leg.trial, leg.rung) for leg in self.crew.busy]
             for rung, here in enumerate(standing):  # a trial on its way to a rung is promoted already
                 failed = [trial.number for trial in self.record.trials if self.record.failed(trial)]
                 for number_ in [*(trial for trial, to in busy if to == rung), *failed]:

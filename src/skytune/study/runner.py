@@ -4,26 +4,24 @@ checkpoint."""
 
 import functools
 import logging
-import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 from ..common.text import duration
-from ..config import Preempted, RunConfig
+from ..config import RunConfig
 from ..config.folders import home
 from ..config.schema.sagemaker import PREFIX
 from ..data import Prepared
 from ..launch import Launcher, LocalLauncher, SkyPilotLauncher, train
 from ..launch.remote.machine import ROLE, STORE
 from ..launch.run_job import JobResult
-from ..launch.signals import Stopping
 from ..launch.skypilot.messages import require
 from ..pricing.cost import dollars
-from .cell_runner import INTERRUPTED, CellRunner, Watch
+from .cell_runner import CellRunner, Watch
+from .crew import Crew
 from .dataset_cache import Splits, alike, forget_stale
 from .machines import Machine
 from .plan import Plan, Planned, Prices, asked, make_plan
@@ -111,28 +109,10 @@ class Runner(CellRunner):
 
     def run(self) -> None:
         """Run all cells that have to be run."""
-        todo, parallel = self.plan.todo, self.plan.config.study.parallel
-        if parallel == 1:  # in this very thread, where signals arrive
-            Stopping.last = None
-            for planned in todo:
-                self._cell(planned)
-                if Stopping.last == signal.SIGINT:
-                    raise KeyboardInterrupt
-                if Stopping.last is not None:
-                    raise Preempted("stopped between two cells; the same command goes on")
-            return
-        with ThreadPoolExecutor(parallel, thread_name_prefix="cell") as pool:
-            futures = [pool.submit(self._cell, planned) for planned in todo]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException as error:
-                for future in futures:
-                    future.cancel()
-                self.watch.stop(
-                    INTERRUPTED if isinstance(error, KeyboardInterrupt) else "another cell ended everything"
-                )
-                raise
+        with Crew(self._cell, self.watch.stop, self.plan.config.study.parallel, "cell") as crew:
+            for planned in self.plan.todo:
+                crew.start(planned)
+            crew.wait()
 
     def launching(self, planned: Planned) -> AbstractContextManager[Launcher]:
         """See `CellRunner`."""

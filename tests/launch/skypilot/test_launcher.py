@@ -31,7 +31,7 @@ from skytune.launch.local import agent
 from skytune.launch.multinode.topology import Nodes, node_addresses
 from skytune.launch.remote import upload
 from skytune.launch.remote.exchange import forget_last_attempt
-from skytune.launch.remote.handed_on import secrets
+from skytune.launch.remote.handed_on import secrets, worker_environment
 from skytune.launch.remote.machine import machines_asked, merged, processes
 from skytune.launch.remote.node import check_gpus
 from skytune.launch.remote.outcome import ENDED, End, JobVerdict, verdict
@@ -292,7 +292,7 @@ def test_a_store_of_the_cloud_brings_its_package() -> None:
 def test_secrets_are_no_plain_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "aws-canary")
-    envs = scripts.environment(config(), ComputeConfig(), launch_id="x", processes=1, gpus=0, on_aws=True)
+    envs = worker_environment("x", 1, 0, None)
     hidden = secrets(config())
     assert hidden["HF_TOKEN"] == "hf_canary" and "aws-canary" not in json.dumps([envs, hidden])
     task = scripts.task("train", "/x", ComputeConfig(), envs, hidden)

@@ -12,9 +12,22 @@ SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 """Secrets of this process that workers may need. Those of the cloud are not among them: machines have a role."""
 
 
-def handed_on() -> dict[str, str]:
-    """Return the variables that say where services are."""
-    return {name: os.environ[name] for name in HANDED_ON if os.environ.get(name)}
+def worker_environment(launch_id: str, processes: int, gpus: int, max_hours: float | None) -> dict[str, str]:
+    """Return the variables that every machine of a job is given; see `node.take_part`.
+
+    Args:
+        launch_id: of all attempts together, so that the next one takes over the checkpoints of the one before at once.
+        processes: on every machine.
+        gpus: that every machine must have.
+        max_hours: after which the job is ended.
+    """
+    return {
+        "SKYTUNE_LAUNCH": launch_id,
+        "SKYTUNE_PROCESSES_EACH": str(processes),
+        "SKYTUNE_GPUS_EACH": str(gpus),
+        "SKYTUNE_MAX_SECONDS": str(round((max_hours or 24.0) * 3600)),
+        **{name: os.environ[name] for name in HANDED_ON if os.environ.get(name)},
+    }
 
 
 def secrets(config: RunConfig) -> dict[str, str]:

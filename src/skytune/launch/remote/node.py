@@ -24,20 +24,16 @@ PORT = 29517
 """Where rank 0 waits for the others; nothing else runs on the machine."""
 
 
-def take_part(
-    job: JobDir, nodes: Nodes, each: int, gpus: int, limit: float = math.inf, flag: Path | None = None
-) -> int:
-    """Run this machine's part of a job; return the exit code.
+def take_part(job: JobDir, nodes: Nodes, limit: float = math.inf, flag: Path | None = None) -> int:
+    """Run this machine's part of a job, of which the launcher's variables say more; return the exit code.
 
     Args:
-        each: processes on every machine.
-        gpus: that every machine must have.
         limit: seconds after which the job is ended.
         flag: SIGTERM makes this file, for which the workers look, instead of being handed on to them.
     """
-    transfer = None
+    each, transfer = int(os.environ.get("SKYTUNE_PROCESSES_EACH", "1")), None
     try:
-        check_gpus(gpus)
+        check_gpus(int(os.environ.get("SKYTUNE_GPUS_EACH", "0")))
         transfer = S3Transfer.from_config(job.job.config, job.job.run_key)
         if transfer is not None and (job.root / INPUTS).is_file():
             transfer.download_inputs(job)

@@ -22,26 +22,18 @@ SENT = "sent.zip"
 SCRATCH = Path(os.environ.get("SKYTUNE_SCRATCH", "/tmp/skytune"))
 """On the job's own volume; `/opt/ml/model` and the like are uploaded by SageMaker."""
 
+PIP = (
+    "-m pip install --quiet --disable-pip-version-check --root-user-action ignore "
+    "--constraint constraints.txt --requirement requirements.txt"
+)
+
 
 def main() -> int:
     """Run this machine's part of the job; return the exit code."""
     shutil.rmtree(SCRATCH, ignore_errors=True)  # an interrupted start, or an earlier job on a machine that was kept
     shutil.unpack_archive(ROOT / "input" / "data" / "skytune" / SENT, SCRATCH)
     environment = {**os.environ, "SKYTUNE_BEGAN": repr(time.time())}
-    code, lines = run(
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--root-user-action",
-        "ignore",
-        "--constraint",
-        "constraints.txt",
-        "--requirement",
-        "requirements.txt",
-        environment=environment,
-    )
+    code, lines = run(*PIP.split(), environment=environment)
     if code == 0:
         start = "code/skytune/launch/bootstrap.py"
         code, lines = run(start, "skytune.launch.sagemaker.node", str(SCRATCH / "job"), environment=environment)

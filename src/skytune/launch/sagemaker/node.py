@@ -29,8 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     nodes = this_node(root)
     read_secrets(os.environ.get("SKYTUNE_SECRET"))
     watch_time(job)
-    each, gpus = int(os.environ.get("SKYTUNE_PROCESSES_EACH", "1")), int(os.environ.get("SKYTUNE_GPUS_EACH", "0"))
-    code = take_part(job, nodes, each, gpus, flag=job.root / FLAG_FILE)
+    code = take_part(job, nodes, flag=job.root / FLAG_FILE)
     if nodes.rank == 0 and (job.read_result() or {}).get("status") == "completed":
         # The final model and nothing else: SageMaker uploads it as model.tar.gz. Checkpoints go to the store.
         shutil.copytree(job.model, root / "model", dirs_exist_ok=True)

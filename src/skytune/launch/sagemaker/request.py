@@ -9,7 +9,7 @@ from typing import Any
 
 from ...config import ComputeConfig, ConfigError, Distribution, RunConfig
 from ...config.installing import needing
-from ..remote.handed_on import handed_on
+from ..remote.handed_on import worker_environment
 from ..remote.machine import processes
 from .images import gpus_of, image_of
 
@@ -84,15 +84,11 @@ def training_job(
     environment = {
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
-        "SKYTUNE_LAUNCH": launch_id,
+        **worker_environment(launch_id, each, gpus, asked.max_hours),
         "SKYTUNE_SENT": sent,
-        "SKYTUNE_PROCESSES_EACH": str(each),
-        "SKYTUNE_GPUS_EACH": str(gpus),
-        "SKYTUNE_MAX_SECONDS": str(seconds),
         "SKYTUNE_SAVE_SECONDS": str(round(asked.save_minutes * 60)),
         **({"SKYTUNE_SECRET": secret} if secret else {}),
         **({"SKYTUNE_BACKEND": "smddp"} if asked.distribution is Distribution.smddp else {}),
-        **handed_on(),
     }
     code = {
         "S3DataType": "S3Prefix",

@@ -2,7 +2,7 @@
 
     python bootstrap.py skytune.launch.skypilot.node JOBDIR
 
-It reads SkyPilot's variables (SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS) and the launcher's (`scripts.environment`).
+It reads SkyPilot's variables (SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS) and the launcher's (`worker_environment`).
 """
 
 import math
@@ -18,11 +18,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run this machine's part of the job; return the exit code."""
     (folder,) = sys.argv[1:] if argv is None else argv
     rank = int(os.environ.get("SKYPILOT_NODE_RANK", "0"))
-    each = int(os.environ.get("SKYTUNE_PROCESSES_EACH", "1"))
-    gpus = int(os.environ.get("SKYTUNE_GPUS_EACH", "0"))
     addresses = node_addresses(os.environ.get("SKYPILOT_NODE_IPS", "")) or ["127.0.0.1"]
     nodes = Nodes(len(addresses), rank, addresses[0], PORT, "SkyPilot")
-    return take_part(JobDir(folder), nodes, each, gpus, float(os.environ.get("SKYTUNE_MAX_SECONDS") or math.inf))
+    return take_part(JobDir(folder), nodes, float(os.environ.get("SKYTUNE_MAX_SECONDS") or math.inf))
 
 
 if __name__ == "__main__":

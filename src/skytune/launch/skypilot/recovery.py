@@ -11,7 +11,7 @@ from ...pricing.cost import NO_MACHINE, Attempt, Clock, dollars
 from ..failures import failure
 from ..remote.attempts import AttemptLoop
 from ..remote.exchange import forget_last_attempt, unless_it_fails
-from ..remote.handed_on import secrets
+from ..remote.handed_on import secrets, worker_environment
 from ..remote.machine import processes
 from ..remote.offer import Offer, announce, check_price, enter
 from ..remote.outcome import JobVerdict, verdict
@@ -24,6 +24,9 @@ from .monitor import JobMonitor
 from .secret_cleanup import forget, values_of
 
 log = logging.getLogger(__name__)
+
+IMDS = "http://169.254.169.254"
+"""EC2's metadata service, which announces that a spot machine is taken away."""
 
 
 @dataclass
@@ -222,14 +225,10 @@ class RecoveryLoop(AttemptLoop[JobMonitor]):
     def _task(self, upload: Path, spot: bool, plan: Offer | None) -> dict[str, Any]:
         """Return the task; without a plan only as much of it as choosing a machine takes."""
         _, each = processes(self.compute, self.config.launch, plan.gpus if plan else 0)
-        envs = scripts.environment(
-            self.config,
-            self.compute,
-            launch_id=self.launch_id,
-            processes=each,
-            gpus=plan.gpus if plan and self.compute.device.value != "cpu" else 0,
-            on_aws=plan is not None and plan.cloud.upper() == "AWS",
-        )
+        gpus = plan.gpus if plan and self.compute.device.value != "cpu" else 0
+        envs = worker_environment(self.launch_id, each, gpus, self.compute.max_hours)
+        if plan is not None and plan.cloud.upper() == "AWS":
+            envs["SKYTUNE_IMDS"] = IMDS
         hidden = secrets(self.config) if plan else {}
         return scripts.task(self.job_name(self.job.job), str(upload), self.compute, envs, hidden, use_spot=spot)
 

@@ -4,8 +4,7 @@ import shlex
 import sys
 from typing import Any
 
-from ...config import ComputeConfig, RunConfig
-from ..remote.handed_on import handed_on
+from ...config import ComputeConfig
 
 WORKDIR = "~/sky_workdir"
 """Where SkyPilot puts what is uploaded."""
@@ -91,28 +90,6 @@ def run_script(compute: ComputeConfig) -> str:
     """Return the script that every machine runs; it ends by itself after `max_hours` and a little."""
     seconds = round((compute.max_hours or 24.0) * 3600) + 2 * GRACE_SECONDS
     return RUN.format(workdir=WORKDIR, python=PYTHON, seconds=seconds, grace=GRACE_SECONDS)
-
-
-def environment(
-    config: RunConfig, compute: ComputeConfig, *, launch_id: str, processes: int, gpus: int, on_aws: bool
-) -> dict[str, str]:
-    """Return the variables that `node` and the workers read.
-
-    Args:
-        launch_id: of all attempts together, so that the next one takes over the checkpoints of the one before at once.
-        processes: on every machine.
-        gpus: that every machine must have.
-        on_aws: whether machines have EC2's metadata service, which announces that a spot machine is taken away.
-    """
-    found = {
-        "SKYTUNE_LAUNCH": launch_id,
-        "SKYTUNE_PROCESSES_EACH": str(processes),
-        "SKYTUNE_GPUS_EACH": str(gpus),
-        "SKYTUNE_MAX_SECONDS": str(round((compute.max_hours or 24.0) * 3600)),
-    }
-    if on_aws:
-        found["SKYTUNE_IMDS"] = "http://169.254.169.254"
-    return {**found, **handed_on()}
 
 
 def task(
