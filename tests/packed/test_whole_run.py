@@ -97,15 +97,38 @@ def test_where_it_does_not_apply_the_reason_is_said(run_job: Any) -> None:
         run_job(name="compiled", compute={"packed": "on"}, compile={"mode": "on"}, max_steps=1)
 
 
-def test_what_has_no_packed_form_is_captured(run_job: Any) -> None:
-    """Another optimizer and a moving average: the same losses and validations as eagerly."""
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_has_no_packed_form_is_captured(run_job: Any, processes: int) -> None:
+    """Another optimizer and a moving average: the same losses and validations as eagerly, by one process and by two."""
     more = {**SAME, "optimizer": {"name": "sgd", "lr": 0.05}, "ema": {"decay": 0.9}, "batch": {"micro_size": 3}}
-    plain, fast = (run_job(name=name, compute={"packed": name}, **more) for name in ("off", "on"))
-    assert fast.result["steps_taken"] == "captured"
+    plain = run_job(name="off", compute={"packed": "off"}, **more)
+    fast = run_job(name="on", compute={"packed": "on"}, launch={"num_processes": processes}, **more)
+    assert fast.result["steps_taken"] == "captured" and fast.result["world_size"] == processes
     np.testing.assert_allclose(losses(fast), losses(plain), atol=1e-5, rtol=0)
     records = [[[*r["metrics"].values()] for r in done.history if r["kind"] == "validation"] for done in (fast, plain)]
     assert len(records[0]) == 4
     np.testing.assert_allclose(*records, atol=1e-5)
+    for name, found in weights(fast).items():
+        np.testing.assert_allclose(found, weights(plain)[name], atol=5e-5, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("micro", [None, 3])
+def test_captured_steps_of_two_processes_go_on_to_the_bit(run_job: Any, tmp_path: Any, micro: int | None) -> None:
+    two = {
+        **SAME,
+        "model": {},
+        "optimizer": {"lr": 1e-3, "no_decay": ["bias"]},
+        "batch": {"micro_size": micro},
+        "launch": {"num_processes": 2},
+        "compute": {"packed": "on"},
+    }
+    store = {"store": str(tmp_path), "every_steps": 12, "keep": 9, "select": "last"}
+    whole = run_job(name="whole", **{**two, "checkpoint": store})
+    assert whole.result["steps_taken"] == "captured"
+    rest = run_job(name="rest", resume=str(next(tmp_path.glob("whole-*/step-00000012"))), **two)
+    assert rest.result["resumed_from"] == 12 and losses(rest) == losses(whole)
+    for name, found in weights(rest).items():
+        assert np.array_equal(found, weights(whole)[name]), name
 
 
 def test_compiled_code_is_kept_below_the_home(monkeypatch: Any, tmp_path: Any) -> None:

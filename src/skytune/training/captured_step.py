@@ -65,12 +65,13 @@ class CapturedSteps(EagerStep):
         super().__post_init__()
         run, world, order = self.run, self.run.world, self.order
         self.device, self.model = world.device, self.strategy.model
+        self.network = self.model  # several processes exchange gradients after the backward pass, not in it
         self.on_device = world.device.type == "cuda"
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.clip_norm = run.config.optimizer.clip_norm
         several = -(-order.global_size // world.size) > run.micro_batch
-        alone = self.strategy.scaler is None and self.unfreezing is None and run.config.on_nan is OnNan.stop
-        self.whole = alone and _reads_tensors(self.optimizer)
+        plain = self.strategy.scaler is None and self.unfreezing is None and run.config.on_nan is OnNan.stop
+        self.whole = world.size == 1 and plain and _reads_tensors(self.optimizer)
         """Whether the update is captured too: nothing but the gradient has a say in it."""
         self.variants = [(False, False), (True, False)] + ([(True, True)] if self.whole else [])
         if not several:
@@ -252,6 +253,12 @@ class CapturedSteps(EagerStep):
         """See `EagerStep`; where the update is captured too, it is done as well."""
         if self.by_hand:
             return super()._gradients(batches)
+        with self.strategy.no_sync() or nullcontext():
+            loss = self._replayed(batches)
+        self.strategy.all_reduce_grads()
+        return loss
+
+    def _replayed(self, batches: Iterator[Item]) -> Tensor:
         first = True
         for micro, tensors in self._waited(batches):
             shape = self._shape(tensors)

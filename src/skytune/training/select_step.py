@@ -74,8 +74,7 @@ def open_steps(
         not_packed = _try_out(packed, table)
         if not not_packed:
             return _opened(packed)
-    exchanged = "several processes exchange gradients while they compute them" if world.size > 1 else ""
-    not_captured = not_captured_reason(run.config, world, table) or exchanged
+    not_captured = not_captured_reason(run.config, world, table)
     if not not_captured:
         captured = CapturedSteps(*given)
         compiled = run.total_steps >= WORTH_COMPILING and world.device.type == "cuda" and captured.compile_blocks()

@@ -95,6 +95,7 @@ class EagerStep(TrainStep):
         multiple = self.run.config.batch.pad_multiple or WIDTH
         self.feed = Feed(self.run.config, self.run.world, self.order, self.table, self.run.total_steps, multiple)
         self.attempts = OomRetry(self.run, self.strategy, self.order.lengths)
+        self.network = self.strategy.module
         every = self.run.config.schedule.unfreeze_epochs
         self.unfreezing = Unfreezing(self.strategy.model, every, self.order.steps_per_epoch) if every else None
 
@@ -155,9 +156,9 @@ class EagerStep(TrainStep):
     def _loss(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the mean loss of a micro-batch over what counts in it."""
         if self.head.loss is None:
-            return loss_of(self.strategy.module(**tensors))
+            return loss_of(self.network(**tensors))
         labels = tensors.pop("labels")
-        found: torch.Tensor = self.head.loss(logits_of(self.strategy.module(**tensors)).float(), labels)
+        found: torch.Tensor = self.head.loss(logits_of(self.network(**tensors)).float(), labels)
         return found
 
     def _waited(self, batches: Iterator[Item]) -> Iterator[Item]:
