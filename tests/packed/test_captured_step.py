@@ -11,7 +11,7 @@ from skytune.distributed.context import DistContext
 from skytune.job import JobDir
 from skytune.packed.cuda_graph import NotCapturable
 from skytune.packed.widths import COARSE, Widths
-from skytune.training import captured_step, select_step
+from skytune.training import select_step
 from skytune.training.callbacks.base import Run
 from skytune.training.captured_step import CapturedSteps
 from skytune.training.eligibility import not_captured_reason
@@ -242,6 +242,12 @@ def test_a_captured_step_that_is_wrong_is_not_used(fault, rows_of, monkeypatch):
     assert not steps.optimizer.state and all(p.grad is None for p in model.parameters())
 
 
-def test_a_long_run_pays_for_compiling(tiny):
-    """Whatever step it goes on from: rounding depends on it."""
-    assert captured_step.WORTH_COMPILING > 100
+def test_a_long_run_pays_for_compiling(tiny, rows_of):
+    """By steps or by tokens, whatever step it goes on from: rounding depends on it."""
+    steps = CapturedSteps(*given(tiny(), rows_of(20)))
+    found = []
+    for total, longest in ((499, 22), (500, 22), (36, 10_000), (38, 10_000)):
+        steps.run.total_steps, steps.order.lengths = total, np.full(20, longest)
+        for steps.run.step, steps.on_device in ((0, True), (total - 1, True), (0, False)):
+            found.append(steps.worth_compiling)
+    assert found == [False] * 3 + [True, True, False] + [False] * 3 + [True, True, False]

@@ -23,7 +23,7 @@ from ..packed.graph_step import GraphStep
 from ..packed.ops import Drop
 from ..packed.packing import GRAIN
 from .callbacks.base import Run
-from .captured_step import WORTH_COMPILING, CapturedSteps
+from .captured_step import CapturedSteps
 from .eligibility import not_captured_reason, not_packed_reason
 from .packed_step import PackedTrainStep
 from .strategy import Strategy
@@ -77,7 +77,7 @@ def open_steps(
     not_captured = not_captured_reason(run.config, world, table)
     if not not_captured:
         captured = CapturedSteps(*given)
-        compiled = run.total_steps >= WORTH_COMPILING and world.device.type == "cuda" and captured.compile_blocks()
+        compiled = captured.worth_compiling and captured.compile_blocks()
         not_captured = _everywhere(strategy, captured.prepare())
         if not_captured and compiled:
             if world.main:
