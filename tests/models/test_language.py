@@ -1,5 +1,7 @@
 """Losses of language models: transformers' own, to the last digits, and never all logits at once."""
 
+import inspect
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -191,3 +193,45 @@ def test_an_encoder_is_found_out() -> None:
         model = kind()
         language.learn_tokens(model, 64)
         assert not language.looks_ahead(model)
+
+
+def by_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, _: Any, longest: int, *__: Any, **how: Any
+) -> torch.Tensor:
+    """Stand in for torch's `varlen_attn`, which needs a GPU: each sequence alone. Those longer than it was told of get
+    NaN, as a kernel would leave what it did not compute."""
+    found = torch.full_like(q, float("nan"))
+    for begin, end in pairwise(ends.tolist()):
+        if 0 < end - begin <= longest:
+            own = [part[begin:end].transpose(0, 1)[None] for part in (q, k, v)]
+            grouped = q.shape[1] != k.shape[1]
+            assert how["window_size"] == (-1, 0) and bool(how.get("enable_gqa")) == grouped
+            made = torch.nn.functional.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=grouped)
+            found[begin:end] = made[0].transpose(0, 1)
+    return found
+
+
+@pytest.mark.parametrize("kind", [llama, tied, gpt2], ids=lambda kind: kind.__name__)
+def test_the_kernel_gets_borders_and_nothing_is_asked_of_the_device(
+    table: TokenTable, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filled up to a width, with borders and places to spare: the padded rows' loss and gradients, and no mask made."""
+    import torch.nn.attention.varlen as varlen
+    from transformers import masking_utils
+
+    model = kind()
+    language.learn_tokens(model, int(table.lengths.max()))
+    rows = np.array([4, 0, 2, 5, 1])
+    expected = model(**table.batch(rows))["loss"]
+    expected.backward()
+    plain = gradients(model)
+    model.zero_grad()
+    monkeypatch.setattr(language, "has_kernel", lambda device: True)
+    signature = by_segments
+    signature.__signature__ = inspect.signature(varlen.varlen_attn)  # type: ignore[attr-defined]
+    monkeypatch.setattr(varlen, "varlen_attn", signature)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda _: pytest.fail("positions are looked at"))
+    width = int(table.lengths[rows].sum()) + 3 * int(table.lengths.max())
+    found = model(**table.stream(rows, width, (32, 3 * len(table.lengths) + width)))["loss"]
+    found.backward()
+    assert float(found) == pytest.approx(float(expected), abs=2e-6) and worst(gradients(model), plain) <= 1e-6
