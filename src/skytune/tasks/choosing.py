@@ -6,7 +6,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .. import data as data_room
 from ..config import DataConfig, DataSource, ModelConfig
 from ..data.columns import Column
 from ..data.images import IMAGE, holds_images
@@ -35,7 +34,7 @@ def choose(data: DataConfig, model: ModelConfig) -> Choice:
     columns = [Column(IMAGE, IMAGE, "data.image", "values", False)]
     columns += [Column("text", data.text, "data.text", "values", False)]
     columns += [Column(f"label{n}", name, "data.label", "values", False) for n, name in enumerate(names)]
-    log = logging.getLogger(data_room.__name__)
+    log = logging.getLogger(Source.__module__.rpartition(".")[0])  # of all that reads data
     level = log.level
     log.setLevel(logging.WARNING)  # what is said of the files is said when they are read
     try:
