@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from skytune.config import RunConfig
+from skytune.config import ConfigError, RunConfig
 from skytune.config.help import presets
 from skytune.study import cells_of
 
@@ -73,9 +73,19 @@ def test_every_preset_says_what_it_is() -> None:
 
 def test_debug_smoke_is_two_steps_of_everything(compose: Callable[..., RunConfig]) -> None:
     config = compose("debug=smoke")
-    assert (config.max_steps, config.limit_eval_batches, config.cache, config.debug.traceback) == (2, 2, False, True)
+    assert (config.max_steps, config.limit_eval_batches, config.cache, config.debug.traceback) == (2, 2, False, False)
     assert compose("debug=overfit").debug.overfit
     assert compose("debug=profile").debug.profile_steps > 0
+
+
+@pytest.mark.parametrize("words", [["data=fashion-mnist"], ["data=sst2"], ["task=regression", "data=vader-lexicon"]])
+def test_an_experiment_does_not_silently_go_before_another_preset(
+    compose: Callable[..., RunConfig], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{words[-1]}: experiment=search-laptop goes before it with data\.\w+="):
+        compose("experiment=search-laptop", *words)
+    assert compose("experiment=search-laptop", "data=movie-reviews", "data.max_rows=3").data.max_rows == 3
+    assert compose("experiment=search-laptop", "model=minilm", "optimizer=adamw").search.trials == 9
 
 
 def test_the_default_is_the_embedded_one(compose: Callable[..., RunConfig]) -> None:

@@ -321,6 +321,12 @@ def test_debug_shows_the_traceback(scene: Scene, after: dict[str, dict[str, Any]
     assert "all 120 rows have the label 'gut'" in done.err.splitlines()[-1]
 
 
+def test_a_short_run_tells_in_one_line_what_is_wrong(scene: Scene) -> None:
+    """`debug=smoke` is how people try a command: no traceback of what they gave."""
+    done = scene.checkout.run(*scene.common, "data.train=missing.csv", "debug=smoke")
+    failed_in_one_line({"code": done.code, "out": done.out, "err": done.err}, "data.train=missing.csv: no such file")
+
+
 def test_a_hub_that_does_not_answer(scene: Scene) -> None:
     """Empty caches, nothing listens at the address: one line, within seconds, with the ways out."""
     online = copy.copy(scene.checkout)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SOURCE = Path(skytune.__file__).absolute().parents[1]
 CONFIGS = SOURCE.parent / "configs"
+QUIET = ("debug=null", "debug=smoke")
 INSTALL = "`make install`, then `source .venv/bin/activate` (or `make run ARGS=...`, which does both)"
 
 
@@ -52,7 +53,7 @@ def _command(argv: list[str], request: "Ending") -> int:
     """Run the command in words that a person reads; return its exit code."""
     gc.disable()  # imports make a million objects and no garbage; to look for some was a third of a cached run
     shown = ErrorDisplay(
-        any(word.startswith(("debug=", "debug.traceback=true")) and word != "debug=null" for word in argv)
+        any(word.startswith(("debug=", "debug.traceback=true")) and word not in QUIET for word in argv)
     )
     try:
         return _main(argv, shown)

@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -87,6 +88,7 @@ def compose_run(
         values = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_one_line(error)) from error
+    _check_experiment(parsed, [folder, *([extra_folder] if extra_folder is not None else [])])
     for key in emptied:
         empty(values, key)
     check_secret_names(values)
@@ -115,6 +117,33 @@ def _approve(base: dict[str, Any], config: RunConfig, parsed: list[Override], tr
     wanted = {k: v for k, v in wishes(base).items() if left.get(k) == v and k not in given and k not in typed}
     key = next((key for key in ("search.take", "checkpoint.path") if key in given), "resume")
     approve(wanted, [*_plugins(parsed), *modules], trust, f"{key}={given.get(key)}: its configuration")
+
+
+def _check_experiment(parsed: list[Override], folders: list[Path]) -> None:
+    """Refuse a preset beside `experiment=` that names other data, or another model, than the experiment, which goes
+    before all others: both would be mixed.
+
+    Raises:
+        ConfigError: with the key.
+    """
+    given = {o.key_or_group.partition("@")[0]: o.value() for o in parsed if not o.is_delete()}
+
+    def keys(group: str) -> dict[str, Any]:
+        files = [folder / group / f"{given[group]}.yaml" for folder in folders]
+        found = next((yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.is_file()), None) or {}
+        return dict(flat(found if group in GLOBAL else {group: found}))
+
+    own = keys("experiment") if isinstance(given.get("experiment"), str) else {}
+    for group in [group for group, name in given.items() if own and group != "experiment" and isinstance(name, str)]:
+        named = [f"{group}.{key}" for key in ("name", "source", "train", "_target_")]
+        section = {k: v for k, v in keys(group).items() if k in named and k in own and k not in given}
+        lost = [(key, value) for key, value in section.items() if own[key] != value]
+        for key, value in lost[:1]:
+            raise ConfigError(
+                f"{group}={given[group]}: experiment={given['experiment']} goes before it with {key}={own[key]} (not "
+                f"{value}): set single keys on the command line, or give a copy of its file in a folder of yours "
+                "(--config-dir)"
+            )
 
 
 def _with_accelerate(overrides: list[str]) -> list[str]:
