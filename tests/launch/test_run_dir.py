@@ -255,7 +255,7 @@ def test_every_key_is_in_one_table_or_the_other() -> None:
         "schedule.args",
         "eval.every_epochs",
         "early_stopping.min_delta",
-        *(f"model.lora.{name}" for name in ("alpha", "dropout", "targets", "rslora", "dora")),
+        *(f"model.lora.{name}" for name in ("alpha", "dropout", "targets", "rslora", "dora", "bits")),
     }
     whole = (
         "upload.",

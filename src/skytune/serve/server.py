@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from ..common.stop_request import StopRequest
 from ..config import ConfigError, RunConfig, UserError
 from ..models.quiet import quiet
 from .app import Traffic, make_app
@@ -42,9 +43,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End at a signal, and no second time after the end; see `uvicorn.Server`."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.handle_exit)
+        """Leave signals to `_Ending`; uvicorn would raise them once more when it has ended."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -121,8 +120,22 @@ def serve(
         told.append(f"warning: anybody who reaches this machine may ask; {TOKEN}=... has them know a token")
     gc.collect()
     gc.freeze()
+    server = DrainingServer(settings, traffic, grace_seconds, told)
+    _Ending(server).listen()
     with quiet("transformers"):  # once, and not for every batch
-        DrainingServer(settings, traffic, grace_seconds, told).run([place])
+        server.run([place])
+
+
+class _Ending(StopRequest):
+    """Hands a signal on to the server."""
+
+    def __init__(self, server: uvicorn.Server) -> None:
+        super().__init__([signal.SIGTERM, signal.SIGINT])
+        self.server = server
+
+    def on_signal(self, number: int, first: bool) -> None:
+        """See `StopRequest`."""
+        self.server.handle_exit(number, None)
 
 
 def _bind(host: str, port: int) -> socket.socket:
