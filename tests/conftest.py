@@ -90,12 +90,29 @@ WORKERS = {"forked", "forking", "here", "lives", "s3_process", "s3_server"}
 """Fixtures that do so anywhere else."""
 
 
+LONG = (
+    "launch/test_predict_files.py",
+    "pipelines/test_cache.py",
+    "search/test_driver.py",
+    "sagemaker/test_training.py",
+    "pipelines/test_bad_input.py",
+    "pipelines/test_resume_elsewhere.py",
+    "pipelines/test_runs.py",
+    "training/test_kill_file.py",
+    "training/test_kill_s3.py",
+    "training/test_faults_s3.py",
+)
+"""Files of slow tests that take more than a minute and a half."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with fast tests alone come first. Those on the stand-in for AWS, which take long and mostly wait, come
-    before all others: where there are several processes one has them and the others all the rest."""
+    """Files with fast tests alone come first, then the longest, so that no process has one of them alone at the end.
+    Those on the stand-in for AWS, which take long and mostly wait, come before all others: where there are several
+    processes one has them and the others all the rest."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: 0 if AWS in item.path.parents else 1 + (item.path in slow))
+    long = {ROOT / "tests" / file for file in LONG}
+    items.sort(key=lambda item: 0 if AWS in item.path.parents else 1 + 2 * (item.path in slow) - (item.path in long))
     places = tuple(str(ROOT / "tests" / place) for place in PROCESSES)
     for item in items:
         if str(item.path).startswith(places) or WORKERS & set(getattr(item, "fixturenames", ())):
