@@ -96,6 +96,7 @@ def main() -> int:
     ]
     print("\n".join(lines))
     if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "startup.md").write_text("\n".join(lines) + "\n")
     return 0
 
