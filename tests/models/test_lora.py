@@ -1,6 +1,8 @@
 """Adapters: what learns, what is written, what comes back, and what is refused."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,18 @@ def test_a_base_in_four_bits(base: Any, tmp_path: Path, kind: Any) -> None:
     assert (logits(plain) - expected).abs().max() <= 1e-5
     assert all(weight.dtype == torch.float32 for weight in plain.state_dict().values() if weight.is_floating_point())
     assert not [name for name in plain.state_dict() if "absmax" in name or "lora" in name]
+
+
+def test_no_kernel_is_fetched_for_four_bits(base: Any, tmp_path: Path) -> None:
+    """bitsandbytes asks the Hub for code on some CPUs, where the package `kernels` is installed."""
+    pytest.importorskip("bitsandbytes")
+    (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__): open('asked', 'w'); raise OSError('no network')")
+    code = (
+        "from skytune.config import LoraConfig, ModelConfig; from skytune.models.build import build_model; "
+        f"build_model(ModelConfig(name={str(base(bert))!r}, lora=LoraConfig(rank=2)), None, ['a', 'b'], 1)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not (tmp_path / "asked").exists() and "kernels" not in told.stderr
 
 
 def test_nothing_that_could_be_in_four_bits(base: Any) -> None:

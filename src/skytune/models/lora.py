@@ -24,7 +24,7 @@ from ..config.installing import needing
 from ..job import write_json
 from .formats import ADAPTER, ORIGIN, original_config
 from .hashing import hash_file, hash_values
-from .quantized import BITS, is_quantized, plain, quantize, restore
+from .quantized import BITS, import_bitsandbytes, is_quantized, plain, quantize, restore
 from .quiet import quiet
 from .source import fetch, load_weights
 
@@ -330,6 +330,7 @@ def _read(folder: Path) -> _Given:
 
 
 def _peft() -> Any:
+    import_bitsandbytes()
     with needing("train"):
         import peft
     return peft

@@ -1,12 +1,33 @@
 """Weights of a frozen base kept in 4 bits, beside which an adapter learns: QLoRA (Dettmers et al. 2023,
 arXiv:2305.14314), by bitsandbytes: NormalFloat-4, its constants quantized as well."""
 
+import importlib.util
+import logging
+import sys
 from typing import Any
 
 from ..config import ConfigError
 from ..config.installing import needing
 
 BITS = 4
+
+# On some CPUs it warns, when peft imports it, that a kernel which nobody asked for could not be fetched.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def import_bitsandbytes() -> None:
+    """Import it, where it is installed, before peft does: on some CPUs it fetches a kernel from the Hub, which is
+    code."""
+    if "bitsandbytes" in sys.modules or importlib.util.find_spec("bitsandbytes") is None:
+        return
+    modules: dict[str, Any] = sys.modules
+    before = {name: modules.pop(name) for name in ["kernels"] if name in modules}
+    modules["kernels"] = None  # Python's own way to say that it cannot be imported
+    try:
+        import bitsandbytes  # noqa: F401 - for its effect
+    finally:
+        del modules["kernels"]
+        modules.update(before)
 
 
 def quantize(model: Any, whole: list[str]) -> None:
