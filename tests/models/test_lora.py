@@ -13,6 +13,7 @@ import torch
 from skytune.config import ConfigError, LoraConfig, ModelConfig, UserError, from_dict
 from skytune.models import load_saved, merge_adapter, save_model, trained_state
 from skytune.models.build import build_model
+from skytune.models.quantized import count_numbers, is_quantized, quantize
 
 pytest.importorskip("peft")
 
@@ -120,6 +121,8 @@ def test_a_base_in_four_bits(base: Any, tmp_path: Path, kind: Any) -> None:
     assert trainable(model) == trainable(whole) and trained_state(model).keys() == trained_state(whole).keys()
     sizes = [sum(p.numel() * p.element_size() for p in m.parameters() if not p.requires_grad) for m in (model, whole)]
     assert sizes[0] < 0.55 * sizes[1], "embeddings, a good part of this small one, stay as they are"
+    counts = [[count_numbers(p) for p in m.parameters()] for m in (model, whole)]
+    assert counts[0] == counts[1], "what is told of size and work is that of the model"
     save_model(model, tmp_path / "adapter")
     assert torch.equal(logits(load_saved(tmp_path / "adapter")), expected)
     again = build(base(kind), seed=9, adapter=str(tmp_path / "adapter"))
@@ -141,6 +144,14 @@ def test_no_kernel_is_fetched_for_four_bits(base: Any, tmp_path: Path) -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert not (tmp_path / "asked").exists() and "kernels" not in told.stderr
+
+
+def test_layers_that_share_their_weights_are_not_parted_by_four_bits() -> None:
+    pytest.importorskip("bitsandbytes")
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+    model[2].weight = model[0].weight
+    quantize(model, [])
+    assert [is_quantized(layer) for layer in model] == [False, True, False] and model[0].weight is model[2].weight
 
 
 def test_nothing_that_could_be_in_four_bits(base: Any) -> None:

@@ -36,7 +36,7 @@ def test_a_run_that_is_cut_short_goes_on(
     ]
     found = adapter(again.job)
     assert found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in expected)
-    assert bits or again.result["trainable_parameters"] < 0.3 * again.result["parameters"]
+    assert again.result["trainable_parameters"] < 0.3 * again.result["parameters"]
     assert first[-1] < first[0]
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SOURCE = Path(skytune.__file__).absolute().parents[1]
 CONFIGS = SOURCE.parent / "configs"
 QUIET = ("debug=null", "debug=smoke")
+"""Words that ask for no traceback."""
+
 INSTALL = "`make install`, then `source .venv/bin/activate` (or `make run ARGS=...`, which does both)"
 
 

@@ -4,6 +4,7 @@ arXiv:2305.14314), by bitsandbytes: NormalFloat-4, its constants quantized as we
 import importlib.util
 import logging
 import sys
+from collections import Counter
 from typing import Any
 
 from ..config import ConfigError
@@ -46,11 +47,13 @@ def quantize(model: Any, whole: list[str]) -> None:
     with needing("qlora"):
         import bitsandbytes as bnb
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    shared = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     found = [
         (name, module)
         for name, module in model.named_modules()
         if type(module) is torch.nn.Linear
         and module is not output
+        and shared[id(module.weight)] == 1  # who quantized one of two would part them
         and not any(f"{name}.".startswith(f"{part}.") for part in whole)
     ]
     if not found:
@@ -79,6 +82,12 @@ def restore(model: Any) -> None:
 def is_quantized(module: Any) -> bool:
     """Whether a layer's weights are kept in 4 bits."""
     return hasattr(getattr(module, "weight", None), "quant_state")
+
+
+def count_numbers(weight: Any) -> int:
+    """Return how many numbers a parameter stands for: a quantized one has two in each of its bytes."""
+    state = getattr(weight, "quant_state", None)
+    return int(weight.numel() if state is None else state.shape.numel())
 
 
 def plain(module: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from ..config import Precision
 from ..models import has_adapter
+from ..models.quantized import count_numbers
 from .strategy.blocks import find_blocks
 
 
@@ -53,7 +54,7 @@ def work_of(model: torch.nn.Module) -> Work | None:
     for module in model.modules():
         own = [p for p in module.parameters(recurse=False) if p.ndim == 2 and id(p) not in embeddings]
         # The weights that an adapter leaves as they are get no gradient: 2 of the 6 are not computed.
-        count = sum(p.numel() * (1.0 if p.requires_grad or not adapted else 2 / 3) for p in own)
+        count = sum(count_numbers(p) * (1.0 if p.requires_grad or not adapted else 2 / 3) for p in own)
         if id(module) in inside:
             token += count
         else:

@@ -13,6 +13,7 @@ from ...checkpoint.shards import Stored
 from ...config import CompileMode, OptimizerConfig, Precision, RunConfig, UserError
 from ...distributed import precision
 from ...models import has_adapter, trained_state
+from ...models.quantized import count_numbers
 from ..compiling import compile_in_place
 from ..schedule import build_optimizer
 from .blocks import checkpoint_activations, find_blocks
@@ -243,4 +244,4 @@ def own_group(world: "DistContext") -> bool:
 
 def size(parameter: torch.Tensor) -> int:
     """Return the numbers in a parameter, of all processes together (ZeRO's third stage leaves an empty tensor)."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    return int(getattr(parameter, "ds_numel", count_numbers(parameter)))
