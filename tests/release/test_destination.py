@@ -82,8 +82,11 @@ def test_a_list_of_sums_names_no_file_outside_of_its_folder(model: Path, tmp_pat
     (tmp_path / "there").mkdir()
     outside = (f"{'0' * 64}  ../mine.txt", f"{'0' * 64}  {tmp_path}/mine.txt", f"{'0' * 64}  a/../../mine.txt")
     (tmp_path / "there" / "SHA256SUMS").write_text("\n".join(outside))
+    (tmp_path / "there" / "photo.jpg").write_text("mine")
+    with (tmp_path / "there" / "SHA256SUMS").open("a") as file:
+        file.write(f"\n{'0' * 64}  photo.jpg\n")
     copy_to(model, UploadConfig(url=str(tmp_path / "there")))
-    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "mine.txt").read_text() == (tmp_path / "there" / "photo.jpg").read_text() == "mine"
 
 
 def test_a_file_that_was_changed_there_is_sent_again(model: Path, tmp_path: Path) -> None:

@@ -120,7 +120,9 @@ def _to_files(folder: Path, upload: UploadConfig) -> dict[str, str]:
         with system.open(f"{root}/{name}") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == sums[name]
 
-    stale, missing = sorted(there & before - set(sums)), [name for name in sums if not same(name)]
+    # A list of sums may be anybody's: of what it names nothing goes but what a model could be loaded with.
+    stale = sorted(name for name in there & before - set(sums) if LOADED.fullmatch(name))
+    missing = [name for name in sums if not same(name)]
     if not (stale or missing or SUMS not in there):
         return {}
     # From here on, until the sums are there again, the folder is no model: it has nothing that says how to load it.
