@@ -92,11 +92,11 @@ install: $(RUN_STAMP) ## only install what `make run` needs
 
 install-dev: $(DEV_STAMP) ## only install what tests and checks need
 
-lint: $(DEV_STAMP) ## ruff check and format, mypy on src, import-linter, names
+lint: $(DEV_STAMP) ## ruff check and format, mypy, import-linter, names
 	@status=0; \
 	$(BIN)/python -m ruff check src tests tools examples || status=1; \
 	$(BIN)/python -m ruff format --check --quiet src tests benchmarks tools examples || status=1; \
-	$(BIN)/python -m mypy || status=1; \
+	$(BIN)/python -m mypy && $(BIN)/python -m mypy benchmarks || status=1; \
 	$(BIN)/lint-imports --no-logo || status=1; \
 	$(BIN)/python .ci/names.py || status=1; \
 	exit $$status

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -83,11 +83,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 WARM, TIMED = 64, 256
 """Steps of ours before and while time is taken."""
 
-LONG = ("bert-base", "electra-base", "gpt2", "modernbert-base", "deberta-v3-base")
-"""Models that are timed on long text as well."""
-
-HAND = ("bert-base", "electra-base", "gpt2", "modernbert-base", "vit-base")
-"""Models whose hand loop is timed: torch takes a minute or more to compile a whole one."""
+TOGETHER = 4
+"""Architectures that compile at once: it takes a machine of 16 cores that much."""
 
 ROWS = 12_000
 
@@ -265,17 +262,16 @@ def one(name: str, ways: list[str]) -> dict[str, Any]:
     row |= steps.run.report.get("captured", {})
     row |= {"gradient_error": steps.gradient_error} if isinstance(steps, CapturedSteps) else {}
     loop, clock = None, time.perf_counter()
-    if "hand" in ways and name in HAND:
+    if "hand" in ways:
         try:
             loop = hand_loop(name, table, batch)
             row["hand_ready_s"] = round(time.perf_counter() - clock, 1)
         except Exception as error:
             row["hand_failed"] = str(error).strip().partition("\n")[0][:200]
         torch.cuda.empty_cache()
-    long, texts = None, None
-    if name in LONG and "long" in ways:
-        model = model_of(name)
-        long = open_steps(*parts_of(model, texts := table_of(model, long=True, rows=4000), batch))
+    long, texts = None, table_of(model, long=True, rows=4000)
+    if isinstance(texts, TokenTable) and "long" in ways:
+        long = open_steps(*parts_of(model_of(name), texts, batch))
         take(long, 2)
     print("READY", flush=True)
     sys.stdin.readline()
@@ -311,29 +307,33 @@ def main() -> int:
         logging.basicConfig(level="INFO", format="%(message)s")
         print("RESULT " + json.dumps(one(arguments.one, arguments.ways)), flush=True)
         return 0
-    environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
-    children = {}
-    for name in arguments.only:
-        command = [sys.executable, __file__, "--one", name, "--ways", *arguments.ways]
-        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
-        children[name] = subprocess.Popen(command, env=environment, **pipes), log
     failed, rows = [], []
-    for child, _ in children.values():
-        next((line for line in child.stdout if line.startswith("READY")), None)
-    for name, (child, log) in children.items():
-        found, _ = child.communicate("go\n")
-        line = next((text for text in found.splitlines() if text.startswith("RESULT ")), None)
-        if line is None:
-            log.seek(0)
-            print(f"{name} FAILED\n{log.read()[-1500:]}", flush=True)
-            failed.append(name)
-            continue
-        rows.append(json.loads(line.removeprefix("RESULT ")))
-        print(json.dumps(rows[-1]), flush=True)
-        if arguments.out:
-            write(arguments.out, rows)
+    for at in range(0, len(arguments.only), TOGETHER):
+        children = [(name, *_start(name, arguments.ways)) for name in arguments.only[at : at + TOGETHER]]
+        for _, child, _ in children:
+            next((line for line in child.stdout or () if line.startswith("READY")), None)
+        for name, child, log in children:
+            found, _ = child.communicate("go\n")
+            line = next((text for text in found.splitlines() if text.startswith("RESULT ")), None)
+            if line is None:
+                log.seek(0)
+                print(f"{name} FAILED\n{log.read()[-1500:]}", flush=True)
+                failed.append(name)
+                continue
+            rows.append(json.loads(line.removeprefix("RESULT ")))
+            print(json.dumps(rows[-1]), flush=True)
+            if arguments.out:
+                write(arguments.out, rows)
     return 1 if failed else 0
+
+
+def _start(name: str, ways: list[str]) -> tuple[subprocess.Popen[str], IO[str]]:
+    """Start a process of one architecture; return it and what it logs."""
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
+    command = [sys.executable, __file__, "--one", name, "--ways", *ways]
+    environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True), log
 
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> None:

@@ -131,8 +131,8 @@ def learning(arguments: argparse.Namespace, work: Path, check: Check) -> None:
             seen.append(accuracy(job))
             print(f"     fast={fast} seed {seed}: accuracy {seen[-1]:.4f}, {result['samples_per_s']} samples/s")
     gap = (sum(found["on"]) - sum(found["off"])) / len(arguments.seeds)
-    seen = f"mean test accuracies {gap:+.4f} apart, {len(arguments.seeds)} seeds"
-    check("the fast path learns as well as the plain way", abs(gap) < 0.02, seen)
+    apart = f"mean test accuracies {gap:+.4f} apart, {len(arguments.seeds)} seeds"
+    check("the fast path learns as well as the plain way", abs(gap) < 0.02, apart)
 
 
 def together(arguments: argparse.Namespace, work: Path, check: Check) -> None:
@@ -199,14 +199,14 @@ def captured(arguments: argparse.Namespace, work: Path, check: Check) -> None:
             continue
         shape = next(iter(steps.shapes.values()))
         steps.hold.fill_(1)
-        seen = []
+        drawn = []
         for seed in (1, 2, 1):
             torch.manual_seed(seed)
             steps._go(shape, (False, True))
-            seen.append(float(steps.loss))
+            drawn.append(float(steps.loss))
         steps.hold.fill_(0)
         random = any(isinstance(module, torch.nn.Dropout) and module.p for module in run.model.modules())
-        check(f"{name}: masks", seen[0] == seen[2] and (seen[0] != seen[1] or not random), f"losses {seen}")
+        check(f"{name}: masks", drawn[0] == drawn[2] and (drawn[0] != drawn[1] or not random), f"losses {drawn}")
         losses = take(steps, count // 2)
         kept = {key: value.clone() for key, value in strategy.state().items()}
         tensors, values = strategy.optimizer_state()

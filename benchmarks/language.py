@@ -267,6 +267,7 @@ def by_us(case: dict[str, Any], steps: int) -> dict[str, Any]:
     labels = pa.array([[-100, *row[1:].tolist()] for row in rows], pa.list_(pa.int32()))
     table = TokenTable(pa.table({"input_ids": ids, "labels": labels}), Padding())
     model, head = build(case), language.head("sft")
+    assert head.ready is not None
     if case.get("rank"):
         attach(
             model,
@@ -276,8 +277,8 @@ def by_us(case: dict[str, Any], steps: int) -> dict[str, Any]:
         )
     head.ready(model, {"train": table})
     clock = time.perf_counter()
-    run, *parts = parts_of(model, table, case["rows"])
-    own = open_steps(run, *parts, head)
+    run, strategy, optimizer, order, *rest = parts_of(model, table, case["rows"])
+    own = open_steps(run, strategy, optimizer, order, rest[0], rest[1], head)
     take(own, 8)
     torch.cuda.synchronize()
     opened, tokens, seconds = time.perf_counter() - clock, [], []
@@ -289,7 +290,7 @@ def by_us(case: dict[str, Any], steps: int) -> dict[str, Any]:
         loss = take(own, min(8, steps - at))[-1]
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-        tokens += [parts[2].lengths[parts[2].rows(step)] for step in range(at, run.step)]
+        tokens += [order.lengths[order.rows(step)] for step in range(at, run.step)]
     made = outcome(case, tokens, seconds, time.perf_counter() - clock)
     more = {"ready_s": round(opened, 1), "padding": own.padding_share, "loss": loss}
     return {**made, **more, "how": run.report.get("steps_taken"), **run.report.get("captured", {})}
@@ -329,10 +330,10 @@ def main() -> int:
         for way in chosen:
             command = [sys.executable, __file__, "--one", name, way, "--steps", str(arguments.steps)]
             log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
-            children[way] = subprocess.Popen(command, **pipes), log
+            pipe = subprocess.PIPE
+            children[way] = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True), log
         for child, _ in children.values():
-            next((line for line in child.stdout if line.startswith("READY")), None)
+            next((line for line in child.stdout or () if line.startswith("READY")), None)
         for way, (child, log) in children.items():
             told, _ = child.communicate("go\n" if child.poll() is None else None)
             log.seek(0)

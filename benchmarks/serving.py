@@ -21,6 +21,7 @@ import sys
 import time
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -77,7 +78,7 @@ async def load(url: str, clients: int, seconds: float) -> tuple[list[float], flo
         return took, time.perf_counter() - start
 
 
-def cpu_seconds(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> float:
+def cpu_seconds(process: "subprocess.Popen[Any]") -> float:
     """Return how long a server has computed: what other processes do to the clock, they do less to this."""
     times = psutil.Process(process.pid).cpu_times()
     return float(times.user + times.system)
@@ -109,6 +110,7 @@ def main() -> None:
         text=True,
     )
     plain = subprocess.Popen([sys.executable, "-c", PLAIN, words.model, "8765", str(words.threads)])
+    processes: list[subprocess.Popen[Any]] = [ours, plain]
     try:
         assert ours.stdout is not None
         found = re.search(r"http://\S+", ours.stdout.readline())
@@ -121,12 +123,12 @@ def main() -> None:
         used: dict[tuple[str, int], float] = {}
         for _ in range(words.rounds):
             for clients in CLIENTS:
-                for (name, url), process in zip(urls.items(), (ours, plain), strict=True):
+                for name, url, process in zip(urls, urls.values(), processes, strict=True):
                     start = cpu_seconds(process)
                     measured.setdefault((name, clients), []).append(asyncio.run(load(url, clients, words.seconds)))
                     used[name, clients] = used.get((name, clients), 0) + cpu_seconds(process) - start
     finally:
-        for process in (ours, plain):
+        for process in processes:
             process.terminate()
             process.wait()
     lines = [

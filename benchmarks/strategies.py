@@ -31,7 +31,7 @@ import torch
 
 from skytune.data.batches import Padding, Ragged, TokenTable
 
-WARMUP = {"off": 10, "on": 64}
+WARMUP = {"off": 10, "auto": 64}
 """Steps that are not counted, without and with the fast path: that takes 32 at a time, and the first of them meet every
 graph and every connection between cards for the first time."""
 STATES = {
@@ -68,7 +68,10 @@ class Meter:
     """Totals between the end of the warm-up and the end of the run, and the memory of this process."""
 
     def __init__(self, warmup: int) -> None:
-        self.warmup, self.begin, self.end, self.losses = warmup, (), (), []
+        self.warmup = warmup
+        self.begin: tuple[float, ...] = ()
+        self.end: tuple[float, ...] = ()
+        self.losses: list[float] = []
 
     def on_step_end(self, run: Any) -> None:
         """Look at the clock."""
@@ -129,7 +132,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
             "max_steps": case["steps"],
             "batch": {"global_size": case["batch"] * devices},
             "optimizer": {"lr": 1e-5},
-            "compute": {"device": "cpu" if world.device.type == "cpu" else "auto", "fast": case["packed"]},
+            "compute": {"device": "cpu" if world.device.type == "cpu" else "auto", "packed": case["fast"]},
             "eval": {"every_epochs": 0},
             "compile": {"mode": case.get("compile", "off")},
         },
@@ -154,7 +157,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
         micro_batch=case["batch"],
     )
     meter = Meter(min(WARMUP[case["fast"]], case["steps"] // 2))
-    steps_of = open_steps(run, strategy, optimizer, order, Rows(lengths, vocabulary), lambda: False)  # type: ignore[arg-type]
+    steps_of = open_steps(run, strategy, optimizer, order, Rows(lengths, vocabulary), lambda: False)
     train(
         run,
         steps=steps_of,
@@ -162,6 +165,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
         order=order,
         callbacks=Callbacks([("meter", meter)]),
         validate=lambda: {},
+        rewind=lambda _: 0,  # no checkpoint is kept
     )
     steps, rows, tokens, flops, seconds, waited = (b - a for a, b in zip(meter.begin, meter.end, strict=True))
     memory = torch.zeros(world.size, dtype=torch.float64)
@@ -199,7 +203,7 @@ def work(arguments: argparse.Namespace) -> None:
     cases = json.loads(arguments.worker.read_text())
     done = arguments.worker.with_suffix(".done")
     for number, case in enumerate(cases):
-        say = {"number": number}
+        say: Case = {"number": number}
         try:
             say["result"] = measure(case, world, arguments.quick)
         except BaseException as error:
@@ -226,7 +230,7 @@ def cases_of(
     def add(model: str, batch: int, label: str, processes: int | None = None, **strategy: Any) -> None:
         count = steps if model == "bert" else large_steps
         count = min(count, 50) if label == "dp" else count  # known to be slow
-        count = 4 * count if "fast" in label else count
+        count = 4 * count if "fast" in label and model == "bert" else count
         found.append(
             {
                 "model": model,
@@ -237,7 +241,7 @@ def cases_of(
                 "processes": processes or gpus,
                 "steps": count,
                 "precision": precision,
-                "fast": "on" if "fast" in label else "off",
+                "fast": "auto" if "fast" in label else "off",
             }
         )
 
@@ -258,9 +262,10 @@ def cases_of(
             if most and not quick:
                 add("bert", large, "dp", processes=1)
     if "llama" in models:
-        add("llama", row, "single" if gpus == 1 else "ddp")
+        plain = "single" if gpus == 1 else "ddp"
+        for label in (plain, "fsdp") if quick else (plain, f"{plain} fast", "fsdp", "fsdp fast"):
+            add("llama", row, label)
         if gpus > 1:
-            add("llama", row, "fsdp")
             for name in zero:
                 add("llama", row, name)
             if most:
@@ -348,7 +353,7 @@ def table(report: dict[str, Any]) -> str:
         "# Strategies measured",
         "",
         f"{report['date']}, {report['device']}, " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
-        f"`{report['command']}`. Rates are means after {WARMUP['off']} steps, {WARMUP['on']} on the fast path; a step "
+        f"`{report['command']}`. Rates are means after {WARMUP['off']} steps, {WARMUP['auto']} on the fast path; a step "
         "ends when the device is done. MFU counts no padding. Efficiency compares tokens/s (other rows come by on "
         "other numbers of GPUs) with one GPU at the same batch a GPU, the fast path with the fast path. Memory is "
         "the most that tensors took on any GPU after the warm-up; in theory, weights, gradients and Adam's averages "

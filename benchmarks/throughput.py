@@ -117,7 +117,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def loop(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float]:
+def loop(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, Any]:
     """The loop of the course that the published recipe follows: random batches, torch's AdamW, linear decay."""
     from torch.utils.data import DataLoader
     from transformers import get_scheduler
@@ -145,7 +145,7 @@ def loop(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float
     return {"seconds": time.perf_counter() - started, "steps": case["steps"] - case["warm"]}
 
 
-def trainer(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float]:
+def trainer(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, Any]:
     """The HF Trainer with dynamic padding."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -219,7 +219,7 @@ def ours(arguments: argparse.Namespace, case: dict[str, Any]) -> dict[str, float
         values: dict[str, Any] = {
             "model": {"name": str(model)},
             "batch": {"global_size": case["batch"], "bucket_batches": case.get("buckets", 50)},
-            "compute": {"fast": case["packed"]},
+            "compute": {"packed": case["fast"]},
             "tracker": {"names": []},
             "checkpoint": {"every_minutes": 0, "select": "last"},
             "launch": {"num_processes": 1},
