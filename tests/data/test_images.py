@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import tempfile
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import class_folder, encoded, pixels
-from PIL import Image
+from PIL import Image, ImageOps
 
 from skytune.config import BadRows, DataConfig, ModelConfig, TaskConfig, UserError, from_dict
 from skytune.data import Prepared, Source, prepare
@@ -58,6 +59,9 @@ def test_images_of_every_kind_become_rgb(kind: str) -> None:
     assert problem_of(WHOLE[kind]) == ""
     image = decode(WHOLE[kind])
     assert image.mode == "RGB" and image.size == (30, 20)
+    if kind != "16 bits":
+        with Image.open(io.BytesIO(WHOLE[kind])) as own:
+            assert np.array_equal(np.asarray(image), np.asarray(ImageOps.exif_transpose(own).convert("RGB")))
 
 
 def test_an_image_is_turned_as_its_exif_says_and_16_bits_keep_their_range() -> None:

@@ -252,11 +252,10 @@ def decode(data: Any) -> Any:
     from PIL import ImageOps
 
     with _pillow().open(io.BytesIO(data), formats=FORMATS) as image:
-        image.load()
-        turned = ImageOps.exif_transpose(image)
-    if turned.mode.startswith("I;16"):  # Pillow would cut them off at 255
-        turned = _pillow().fromarray((np.asarray(turned) // 257).astype(np.uint8))
-    return turned.convert("RGB")
+        ImageOps.exif_transpose(image, in_place=True)
+    if image.mode.startswith("I;16"):  # Pillow would cut them off at 255
+        image = _pillow().fromarray((np.asarray(image) // 257).astype(np.uint8))
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def image_inputs(rows: Rows, processor: Any, limit: int | None) -> tuple[pa.Table, dict[str, Any], int]:
