@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skytune.config import BadRows, DataConfig, UserError
@@ -17,6 +17,7 @@ TEXTS = st.text(st.sampled_from('ab,;"\t \n\r\u2028é'), min_size=1, max_size=12
 KINDS = st.sampled_from(["row", "row", "row", "blank", "malformed"])
 
 
+@settings(deadline=None)
 @given(
     rows=st.lists(st.tuples(KINDS, TEXTS), min_size=1, max_size=12),
     kind=st.sampled_from(["csv", "semicolons", "tsv", "jsonl", "excel"]),
@@ -80,16 +81,35 @@ def test_a_table_without_lines_has_rows(tmp_path: Path) -> None:
     assert found.where(1) == f"{path}, row 2"
 
 
+@pytest.mark.parametrize("read", ["whole", "shards"])
 @pytest.mark.parametrize("last", ["", ",pos"])
 @pytest.mark.parametrize("policy", BadRows)
-def test_a_quotation_mark_that_is_never_closed_swallows_no_rows(tmp_path: Path, policy: BadRows, last: str) -> None:
+def test_a_quotation_mark_that_is_never_closed_swallows_no_rows(
+    tmp_path: Path, policy: BadRows, last: str, read: str
+) -> None:
     """Also not where malformed rows are left out, nor where what it swallows has as many columns as any row."""
     path = tmp_path / "a.csv"
     lines = [f"a film {number},{('neg', 'pos')[number % 2]}\n" for number in range(20)]
     lines.insert(8, 'good,"pos\n' if last else '"good,pos\n')
     path.write_text("text,label\n" + "".join(lines))
+    config, seen = DataConfig(bad_rows=policy), 0
     with pytest.raises(UserError, match=r"a\.csv, line 10: a quotation mark is never closed.* 13 lines"):
-        read_files(str(path), DataConfig(bad_rows=policy), "data.train", "train")
+        if read == "whole":
+            read_files(str(path), config, "data.train", "train")
+        else:
+            for shard in read_shards(str(path), config, text_columns(config)[:1], 3):
+                seen += len(shard)
+    assert seen <= 8  # nobody was given what it swallows
+
+
+@pytest.mark.parametrize("row", ['"two\nlines",1\n', 'a 5" disk,1\n"one\n",2\n', '"one\nmore",1,3\n'])
+def test_a_last_row_of_several_lines_is_no_open_mark(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"text,label\nfirst,0\n{row}")
+    config = DataConfig(bad_rows=BadRows.drop)
+    whole, _ = read_files(str(path), config, "data.train", "train")
+    shards = list(read_shards(str(path), config, text_columns(config)[:1], 3))
+    assert [text for shard in shards for text in shard.rows.text.to_pylist()] == whole.text.to_pylist()
 
 
 def test_a_mark_inside_a_text_is_no_open_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skytune.config import BadRows, DataConfig, UserError
-from skytune.data import stream
+from skytune.data import formats, stream
 from skytune.data.columns import text_columns
 from skytune.data.files import read_files
 from skytune.data.stream import read_shards
@@ -152,3 +152,42 @@ def test_a_cell_that_tsv_cannot_hold_is_named(tmp_path: Path) -> None:
     (shard,) = read_shards(str(tmp_path / "a.csv"), DataConfig(), COLUMNS, 100)
     with pytest.raises(UserError, match=r"a.csv, line 3: a tab or a line break in a cell.*FILE.csv can"):
         write_shard(tmp_path / "out", shard, {"prediction": ["x"] * 25}, "tsv")
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(
+    "document",
+    [ROWS, {"version": 1, "data": ROWS}, {name: [row[name] for row in ROWS] for name in ROWS[0]}],
+    ids=["array", "object with an array", "object of columns"],
+)
+def test_a_json_document_is_read_as_for_training(tmp_path: Path, document: Any, indent: int | None) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(document, indent=indent))
+    shards = list(read_shards(str(tmp_path / "a.json"), DataConfig(), COLUMNS, 10))
+    whole, _ = read_files(str(tmp_path / "a.json"), DataConfig(), "data.train", "train")
+    assert [row for shard in shards for row in shard.values] == ROWS
+    assert shards[1].rows.where(2) == whole.where(12) == f"{tmp_path}/a.json, row 13"
+
+
+def test_a_json_file_of_an_object_a_line_is_read_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "LINES", 2)
+    (tmp_path / "a.json").write_text(LINES + '{"text": \n')
+    shards = read_shards(str(tmp_path / "a.json"), DataConfig(), COLUMNS, 3)
+    assert next(shards).rows.where(2) == f"{tmp_path}/a.json, line 3"
+    with pytest.raises(UserError, match=r"a.json, line 26: is not valid JSON"):
+        list(shards)
+
+
+@pytest.mark.parametrize("policy", BadRows)
+def test_a_file_of_malformed_rows_alone_names_one(tmp_path: Path, policy: BadRows) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,a,b\n")
+    words = {BadRows.error: "line 2: has 3 columns, the header 2", BadRows.drop: "the file has no rows"}
+    with pytest.raises(UserError, match=words[policy]):
+        list(read_shards(str(tmp_path / "a.csv"), DataConfig(bad_rows=policy), COLUMNS, 10))
+
+
+def test_broken_text_in_a_parquet_file_is_one_line(tmp_path: Path) -> None:
+    broken = pa.array([b"fine", b"\xff\xfe"], pa.binary()).view(pa.string())
+    pa.parquet.write_table(pa.table({"text": broken}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"cannot read .*a.parquet: .*UTF8") as caught:
+        list(read_shards(str(tmp_path / "a.parquet"), DataConfig(), COLUMNS, 10))
+    assert "\n" not in str(caught.value) and "data.encoding" not in str(caught.value)

@@ -1,18 +1,23 @@
 """Which columns a run reads: by name, inside another column (`doc.text`), several in one text (`{title}\\n{body}`)."""
 
+import dataclasses
 import difflib
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..config import ConfigError, DataConfig
+from ..common.json import load_json
+from ..common.text import first_line
+from ..config import ConfigError, DataConfig, UserError
 from ..config.cli_grammar import quoted
-from .rows import Rows
+from .rows import Rows, named_labels
 
 
 @dataclass(frozen=True)
@@ -255,3 +260,101 @@ def _written(column: pa.ChunkedArray, name: str, where: str, key: str) -> pa.Chu
 
 def _is_scalar(kind: pa.DataType) -> bool:
     return pa.types.is_primitive(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)
+
+
+def keys_of(record: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the keys of a record, and of the objects in it as `outer.inner`."""
+    found = []
+    for key, value in record.items():
+        found.append(f"{prefix}{key}")
+        if isinstance(value, dict):
+            found += keys_of(value, f"{prefix}{key}.")
+    return found
+
+
+def inside(record: Any, name: str) -> Any:
+    """Return what stands at a key, or at `outer.inner`; None where there is no such thing."""
+    if not isinstance(record, dict):
+        return None
+    if name in record:
+        return record[name]
+    parts = name.split(".")
+    for cut in range(1, len(parts)):
+        if (outer := ".".join(parts[:cut])) in record:
+            return inside(record[outer], ".".join(parts[cut:]))
+    return None
+
+
+def rows_of_records(
+    path: str, records: list[dict[str, Any]], columns: Columns, present: Sequence[str], lines: Sequence[int] = ()
+) -> Rows:
+    """Return the rows of a file that are read of objects, whose values may be of any type.
+
+    Args:
+        present: all columns of the file; empty for those of the objects.
+        lines: where they begin, in a file that has lines.
+    """
+    present = present or list(dict.fromkeys(name for record in records for name in keys_of(record)))
+    odd: dict[int, str] = {}
+    mixed = {name for c in columns if c.kind == "text" and is_template(c.name) for name in fields(c.name)}
+    kinds = {column.name: column.kind for column in columns if column.kind != "text"}
+    found = {}
+    for name in wanted_columns(present, path, columns):
+        values = [inside(record, name) for record in records]
+        typed = name in kinds
+        found[name] = (
+            _typed(values, path, name, kinds[name], lines) if typed else _texts(values, name, odd, name in mixed)
+        )
+    rows = rows_of_table(path, pa.table(found), columns, present)
+    rows.odd = odd
+    return rows
+
+
+def _texts(values: list[Any], name: str, odd: dict[int, str], mixed: bool) -> pa.ChunkedArray:
+    """Return texts; what is none goes into `odd`, but for numbers in a template (`mixed`)."""
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            if mixed and isinstance(value, (int, float)):
+                values[row] = json.dumps(value)
+            elif value is not None:
+                odd.setdefault(row, f"'{name}' is {json.dumps(value)[:40]}, not a text")
+                values[row] = None
+        elif not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            odd.setdefault(row, f"'{name}' holds broken Unicode (half of a surrogate pair)")
+            values[row] = None
+    return pa.chunked_array([pa.array(values, pa.large_string())])
+
+
+def _typed(values: list[Any], path: str, name: str, kind: str, lines: Sequence[int]) -> pa.ChunkedArray:
+    for row, value in enumerate(values):
+        if isinstance(value, (dict, list)) and kind == "label":
+            where = f"line {lines[row]}" if len(lines) else f"row {row + 1}"
+            raise UserError(f"{path}, {where}: '{name}' is {json.dumps(value)[:40]}, not one class")
+    types = {type(value) for value in values if value is not None}
+    if len(types) > 1 and not types & {dict, list} and (kind == "label" or not types <= {int, float}):
+        values = [None if value is None else str(value) for value in values]
+    try:
+        return pa.chunked_array([pa.array(values)])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise UserError(f"{path}: values in '{name}' cannot be read: {first_line(error)}") from error
+
+
+def rows_of_table(path: str, table: pa.Table, columns: Columns, present: Sequence[str]) -> Rows:
+    """Return the rows of a file of which a table has what is read; `present`: all columns of the file."""
+    wanted = wanted_columns(present, path, columns)
+    rows = rows_of(lambda name: column_of(table, name), columns, wanted, path)
+    label = next((column for column in columns if column.role == "label"), None)
+    names = _declared(table.schema, label.name) if label else None
+    if names and rows.label is not None and label and label.kind == "label":
+        rows.label = named_labels(rows.label, names)
+    return dataclasses.replace(rows, parts=[(path, table.num_rows)], columns=list(present), names=names)
+
+
+def _declared(schema: pa.Schema, label: str) -> list[str] | None:
+    """Return the class names that Hugging Face's `datasets` wrote beside a file's schema; None where there are none."""
+    try:
+        feature = inside(load_json((schema.metadata or {})[b"huggingface"])["info"]["features"], label)
+        names = feature["names"] if feature["_type"] == "ClassLabel" else None
+    except (KeyError, TypeError, ValueError):
+        return None
+    return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None

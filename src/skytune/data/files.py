@@ -49,13 +49,13 @@ KINDS = {
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 """Endings of compressed files; what they are is seen in their content."""
 
-UNPACKERS: dict[bytes, tuple[str, Callable[[bytes], bytes]]] = {
-    b"\x1f\x8b": ("gzip", gzip.decompress),
-    b"BZh": ("bz2", bz2.decompress),
-    b"\xfd7zXZ\0": ("xz", lzma.decompress),
-    b"\x28\xb5\x2f\xfd": ("zstd", lambda data: pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()),
+UNPACKERS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
+    b"\x1f\x8b": ("gzip", gzip.open),
+    b"BZh": ("bz2", bz2.open),
+    b"\xfd7zXZ\0": ("xz", lzma.open),
+    b"\x28\xb5\x2f\xfd": ("zstd", lambda file: pa.CompressedInputStream(file, "zstd")),
 }
-"""Compressed files by how they begin: what they are called, and how they are read."""
+"""Compressed files by how they begin: what they are called, and what opens them."""
 
 BROKEN = (
     OSError,
@@ -276,12 +276,11 @@ def unpack(data: bytes, path: str, inside: Callable[[], str], layers: int = LAYE
     """
     if layers < 0:
         raise UserError(f"{path}: is packed more than {LAYERS} times over: unpack it")
-    for start, (kind, function) in UNPACKERS.items():
+    for start, (kind, opener) in UNPACKERS.items():
         if data.startswith(start):
             try:
-                return unpack(
-                    function(data), path.removesuffix(next(filter(path.endswith, PACKED), "")), inside, layers - 1
-                )
+                name = path.removesuffix(next(filter(path.endswith, PACKED), ""))
+                return unpack(opener(io.BytesIO(data)).read(), name, inside, layers - 1)
             except BROKEN as error:
                 raise UserError(f"{path}: is not a whole {kind} file ({first_line(error)})") from error
     if not data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
