@@ -30,7 +30,7 @@ import torch
 
 from skytune.checkpoint.async_writer import SaveSucceeded, Writer
 from skytune.checkpoint.optimizer_state import flatten_optimizer
-from skytune.checkpoint.shards import load_tensors
+from skytune.checkpoint.shards import open_tensors
 from skytune.checkpoint.store import Store
 
 TARGET = 0.05
@@ -115,7 +115,7 @@ def is_same(store: Store, step: int, copy: State) -> bool:
     """Read the checkpoint back and compare every tensor, to the bit, with a copy made when it was submitted."""
     with tempfile.TemporaryDirectory() as folder:
         found = store.get(step, into=Path(folder))
-        return all(equal(load_tensors(found, file), named) for file, named in copy.items())
+        return all(equal(dict(open_tensors(found, file)), named) for file, named in copy.items())
 
 
 def equal(there: dict[str, torch.Tensor], here: dict[str, torch.Tensor]) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from skytune.checkpoint.async_writer import SaveFailed, SaveSucceeded, Writer
 from skytune.checkpoint.retry import Retry
-from skytune.checkpoint.shards import load_document, load_tensors
+from skytune.checkpoint.shards import load_document, open_tensors
 from skytune.checkpoint.store import Store
 from skytune.config import UserError
 
@@ -46,12 +46,12 @@ def test_what_was_submitted_comes_back_although_it_changed_meanwhile(store, gate
     found = store.newest()
     assert found.manifest.state == {"loss": 0.5} and found.manifest.decisive == {"seed": 7}
     assert found.manifest.world_size == 2 and saved.bytes == found.manifest.bytes
-    model = load_tensors(found, "model")
+    model = open_tensors(found, "model")
     assert torch.equal(model["embedding"], torch.full((4, 3), 1.0)) and torch.equal(model["head"], model["embedding"])
     assert torch.equal(model["turned"], tensors["turned"]) and model["none"].shape == (0,)
-    assert load_tensors(found, "optimizer")["step"] == 3 and load_document(found, "optimizer") == {"a": 1}
+    assert open_tensors(found, "optimizer")["step"] == 3 and load_document(found, "optimizer") == {"a": 1}
     with pytest.raises(UserError, match=r"holds no ema\.safetensors"):
-        load_tensors(found, "ema")
+        open_tensors(found, "ema")
 
 
 def test_rotation_and_events(store):
@@ -71,7 +71,7 @@ def test_a_second_save_waits_for_the_first_one(store, gate):
     assert writer.submit(2, {"model": weights(2)}, {}) > 0
     assert [event.step for event in writer.poll()][:1] == [1]
     assert [event.step for event in writer.close(600)][-1] == 2
-    assert torch.equal(load_tensors(store.get(1), "model")["head"], weights(1)["head"])
+    assert torch.equal(open_tensors(store.get(1), "model")["head"], weights(1)["head"])
 
 
 def test_a_second_save_is_skipped_where_the_loop_must_not_wait(store, gate):
@@ -148,7 +148,7 @@ def test_copies_from_a_gpu_are_pinned_and_right(store):
     writer.submit(1, {"model": {"t": tensor}}, {})
     tensor.zero_()
     writer.close(600)
-    assert torch.equal(load_tensors(store.newest(), "model")["t"], torch.arange(10.0))
+    assert torch.equal(open_tensors(store.newest(), "model")["t"], torch.arange(10.0))
     assert writer._buffers["model", "t"].is_pinned()
 
 

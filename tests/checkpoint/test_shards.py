@@ -19,7 +19,6 @@ from skytune.checkpoint.shards import (
     index_of,
     join_indexes,
     load_document,
-    load_tensors,
     local_piece,
     open_tensors,
     pieces,
@@ -142,7 +141,7 @@ def test_all_processes_make_one_checkpoint(tmp_path: Path) -> None:
     assert isinstance(second, SaveSucceeded), second
     found = Store.open(str(tmp_path), "run").get(5)
     assert found.manifest.world_size == 2
-    assert torch.equal(load_tensors(found, "model")["w"], torch.arange(3.0))
+    assert torch.equal(open_tensors(found, "model")["w"], torch.arange(3.0))
     stored = open_tensors(found, "optimizer")
     assert {name: torch.equal(stored[name], value) for half in halves for name, value in half[0].items()} == {
         name: True for half in halves for name in half[0]

@@ -217,20 +217,11 @@ def open_tensors(found: Found, name: str) -> Stored:
     return Stored(found.files, index[name])
 
 
-def load_tensors(found: Found, name: str) -> dict[str, "torch.Tensor"]:
-    """Return all tensors of `<name>`, whole, on the CPU."""
-    return dict(open_tensors(found, name))
-
-
 def load_document(found: Found, name: str) -> Any:
     """Return the content of `<name>.json`."""
+    if f"{name}.json" not in found.files:
+        raise UserError(f"{found.location}: holds no {name}.json")
     try:
-        return load_json(_file(found, f"{name}.json").read_bytes())
+        return load_json(found.files[f"{name}.json"].read_bytes())
     except ValueError as error:
         raise UserError(f"{found.location}: {name}.json is damaged: {error}") from error
-
-
-def _file(found: Found, name: str) -> Path:
-    if name not in found.files:
-        raise UserError(f"{found.location}: holds no {name}")
-    return found.files[name]

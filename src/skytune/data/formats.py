@@ -231,7 +231,7 @@ class TableFile:
             yield pa.table(batch)
         self._check_bad(dialect)
         if self.every:  # who reads all at once goes through the lines anyway
-            self._check_closed(dialect, [cell for column in last[-1:].columns for cell in column.to_pylist()])
+            self._check_closed(dialect, last.columns[-1][-1:].to_pylist())
 
     def _check_bad(self, dialect: Dialect) -> None:
         if self.bad and self.config.bad_rows is BadRows.error:
@@ -244,7 +244,7 @@ class TableFile:
             raise UserError(f"{self.path}, line {line}: {has}; data.bad_rows=drop leaves such rows out")
 
     def _check_closed(self, dialect: Dialect, cells: list[str | None]) -> None:
-        """Look for a quotation mark that is never closed, where the last row, or a malformed one, has several lines."""
+        """Look for an open quotation mark, where the last cell, or a malformed row, has several lines."""
         if any("\n" in text or "\r" in text for text in (*cells, *(text for _, _, text in self.bad[-1:])) if text):
             deque(self.record_lines(dialect), 0)
 
