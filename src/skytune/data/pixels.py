@@ -5,15 +5,21 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..config import AugmentConfig, UserError
 from .images import decode, problem_of
 
+if TYPE_CHECKING:
+    import torch
+
 FILL = (128, 128, 128)
 """Colour of what a turned or shifted image leaves free."""
+
+SCALING = ("do_rescale", "do_normalize", "include_top")
+"""Whether processors scale what they have cut out; `include_top` divides once more (EfficientNet)."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +55,50 @@ class Pixels:
                 f"{type(processor).__name__} makes arrays of different sizes of images of different sizes, so that no "
                 "batch can be made of them: data.image_size=224 gives all one size"
             )
-        _, self.height, self.width = shapes.pop()
+        self.shape = shapes.pop()
+        _, self.height, self.width = self.shape
+        self.shades = self._shades()
+        """The number of every shade by channel, float32 [channels, 256]; None where more than the shade has a say in
+        it."""
 
     def images(self, column: Any, labels: np.ndarray | None) -> "Images":
         """Return the images of a split; see there."""
         return Images(column, self, labels)
 
-    def of(self, image: Any, ready: bool = False) -> np.ndarray:
-        """Return an image's numbers, float32 [channels, height, width]; `ready`: it has the model's size."""
+    def of(self, image: Any, ready: bool = False, raw: bool = False) -> np.ndarray:
+        """Return an image's numbers, float32 [channels, height, width].
+
+        Args:
+            ready: it has the model's size.
+            raw: return its shades, uint8, of which `scaled` makes the numbers; only where there are `shades`.
+        """
+        if ready and raw:
+            return np.asarray(image).transpose(2, 0, 1)
         options = {"do_resize": False, "do_center_crop": False} if ready else {}
-        found = self.processor(images=[image], return_tensors="np", **options)["pixel_values"]
-        return np.asarray(found[0], dtype=np.float32)
+        options |= {name: False for name in SCALING if raw and hasattr(self.processor, name)}
+        found = self.processor(images=[image], return_tensors="np", **options)["pixel_values"][0]
+        return np.asarray(found, dtype=None if raw else np.float32)
+
+    def _shades(self) -> np.ndarray | None:
+        """Return `shades`: those of a ramp, where they give the processor's own numbers, to the bit, of images that are
+        bright, dark, and of all shades."""
+        import torch
+        from PIL import Image
+
+        ramp = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).convert("RGB")
+        random = np.random.default_rng(0)
+        try:
+            shades = self.of(ramp, ready=True).reshape(-1, 256)
+            for shape, least, most in (((320, 200), 0, 256), ((200, 320), 20, 60), ((90, 90), 180, 250)):
+                image = Image.fromarray(random.integers(least, most, (*shape, 3), dtype=np.uint8))
+                for given, ready in ((image, False), (image.resize((self.width, self.height)), True)):
+                    raw = self.of(given, ready, raw=True)
+                    found = scaled(torch.tensor(raw[None]), torch.from_numpy(shades))[0].numpy()
+                    if raw.dtype != np.uint8 or not np.array_equal(found, self.of(given, ready)):
+                        return None
+        except Exception:  # it computes something else than a photograph's numbers
+            return None
+        return shades
 
 
 class Images:
@@ -79,35 +118,45 @@ class Images:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
 
-    def batch(self, rows: np.ndarray, epoch: int | None) -> tuple[np.ndarray, np.ndarray | None]:
+    def batch(self, rows: np.ndarray, epoch: int | None, raw: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the images of rows, float32 [rows, channels, height, width], and where they are mixed the shares of
         the classes, float32 [rows, classes].
 
         Args:
             epoch: the pass over the train split in which they are learned; None: they are as they are.
+            raw: return shades, uint8, for `scaled` to make numbers of, a quarter of the bytes; where the processor
+                has such (`Pixels.shades`) and images of the split are not mixed.
 
         Raises:
             UserError: an image cannot be read.
         """
         change = self.augmentation if epoch is not None else None
-        found = self._each(lambda row: self._one(row, change, epoch or 0), rows)
-        shares = None if change is None or not change.config.mixes else np.stack([share for _, share in found])
-        return np.stack([values for values, _ in found]), shares
+        mixes = self.augmentation is not None and self.augmentation.config.mixes
+        raw = raw and self.pixels.shades is not None and not mixes
+        values = np.empty((len(rows), *self.pixels.shape), np.uint8 if raw else np.float32)
 
-    def _each(self, function: Callable[[int], Any], rows: np.ndarray) -> list[Any]:
-        """Call a function for rows: in a loader process one after the other, else on all cores of this process."""
+        def fill(place: int) -> Any:
+            values[place], share = self._one(int(rows[place]), change, epoch or 0, raw)
+            return share
+
+        shares = self._each(fill, len(rows))
+        return values, np.stack(shares) if mixes and change is not None else None
+
+    def _each(self, function: Callable[[int], Any], count: int) -> list[Any]:
+        """Call a function for 0 ... `count` - 1: in a loader process one after the other, else on all cores of this
+        process."""
         from torch.utils.data import get_worker_info
 
-        if get_worker_info() is not None or len(rows) == 1:
-            return [function(int(row)) for row in rows]
+        if get_worker_info() is not None or count == 1:
+            return [function(place) for place in range(count)]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="images")
-        return list(self._pool.map(function, rows.tolist()))
+        return list(self._pool.map(function, range(count)))
 
-    def _one(self, row: int, change: Augmentation | None, epoch: int) -> tuple[np.ndarray, Any]:
+    def _one(self, row: int, change: Augmentation | None, epoch: int, raw: bool) -> tuple[np.ndarray, Any]:
         if change is None:
-            return self.pixels.of(self._decoded(row)), None
-        values = self._changed(row, change, epoch)
+            return self.pixels.of(self._decoded(row), raw=raw), None
+        values = self._changed(row, change, epoch, raw)
         return mixed(self, row, values, change, epoch) if change.config.mixes else (values, None)
 
     def _decoded(self, row: int) -> Any:
@@ -117,8 +166,8 @@ class Images:
         except Exception as error:  # it was looked at before: the file of the split is damaged
             raise UserError(f"row {row + 1}: its image {problem_of(bytes(data)) or error}") from error
 
-    def _changed(self, row: int, change: Augmentation, epoch: int) -> np.ndarray:
-        """Return the numbers of an image after crop, flip and RandAugment."""
+    def _changed(self, row: int, change: Augmentation, epoch: int, raw: bool = False) -> np.ndarray:
+        """Return the numbers (`raw`: the shades) of an image after crop, flip and RandAugment."""
         from PIL import Image
 
         image, config, random = self._decoded(row), change.config, change.random(epoch, row, 0)
@@ -129,7 +178,21 @@ class Images:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         for _ in range(config.rand_ops):
             image = rand_augment(image, config.rand_magnitude, random)
-        return self.pixels.of(image, ready=config.crop < 1)
+        return self.pixels.of(image, config.crop < 1, raw)
+
+
+def scaled(values: "torch.Tensor", shades: "torch.Tensor") -> "torch.Tensor":
+    """Return the numbers that a model takes, float32 [rows, channels, height, width], of shades, uint8 of that shape.
+
+    They are looked up, not computed: so they are the processor's own on every device.
+
+    Args:
+        shades: `Pixels.shades`, on the same device.
+    """
+    import torch
+
+    channels = torch.arange(len(shades), device=values.device)[:, None, None]
+    return shades[channels, values.long()]
 
 
 def cores() -> int:
