@@ -104,7 +104,8 @@ def model_of(name: str, seed: int = 0, **more: Any) -> Any:
 class Images:
     """What a table of images gives: a few batches' worth of random ones, again and again."""
 
-    one_length, streamed, images, padding = False, False, None, Padding()
+    one_length = streamed = unpadded = False
+    images, padding = None, Padding()
 
     def __init__(self, rows: int = 6400, held: int = 256) -> None:
         self.pixels = torch.randn(held, 3, 224, 224, generator=torch.Generator().manual_seed(0))
@@ -181,7 +182,7 @@ def timed(steps: TrainStep, warm: int, count: int) -> float:
     return (synchronized() - start) / count
 
 
-def trainer(name: str, table: Any, batch: int, steps: int = 40, warm: int = 12) -> float:
+def trainer(name: str, table: Any, batch: int, steps: int = 32, warm: int = 12) -> float:
     """Return seconds a step of the HF Trainer in bf16."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -317,7 +318,7 @@ def main() -> int:
             line = next((text for text in found.splitlines() if text.startswith("RESULT ")), None)
             if line is None:
                 log.seek(0)
-                print(f"{name} FAILED\n{log.read()[-1500:]}", flush=True)
+                print(f"{name} FAILED with exit code {child.returncode}\n{log.read()[-1500:]}", flush=True)
                 failed.append(name)
                 continue
             rows.append(json.loads(line.removeprefix("RESULT ")))
@@ -330,7 +331,7 @@ def main() -> int:
 def _start(name: str, ways: list[str]) -> tuple[subprocess.Popen[str], IO[str]]:
     """Start a process of one architecture; return it and what it logs."""
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
-    command = [sys.executable, __file__, "--one", name, "--ways", *ways]
+    command = [sys.executable, "-X", "faulthandler", __file__, "--one", name, "--ways", *ways]
     environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True), log

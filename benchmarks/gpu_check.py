@@ -70,8 +70,11 @@ def accuracy(job: JobDir) -> float:
 
 Check = Callable[[str, bool, str], None]
 
+LANGUAGE = "language"
+"""SmolLM2-135M's shape on rows as long as film reviews."""
+
 CAPTURED = ["electra-base", "gpt2", "deberta-v3-base", "modernbert-base", "mpnet-base", "roberta-base"]
-CAPTURED += ["t5-base", "bart-base", "vit-base"]
+CAPTURED += ["t5-base", "bart-base", "vit-base", LANGUAGE]
 """Architectures of `benchmarks/architectures.py` whose captured steps are checked."""
 
 
@@ -158,34 +161,57 @@ def together(arguments: argparse.Namespace, work: Path, check: Check) -> None:
 
 
 def captured(arguments: argparse.Namespace, work: Path, check: Check) -> None:
-    """Every architecture's captured step, blocks compiled, against its eager one: the same rows, widths and masks."""
+    """Every architecture's captured step, blocks compiled, rows packed where they can be, against the same operations
+    one by one: the same rows, widths and masks. Packed rows against padded ones too, without dropout."""
     from architectures import model_of, parts_of, table_of, take
+    from language import CASES, build, table_of_rows
 
     from skytune.config import Precision
+    from skytune.tasks import language
     from skytune.training.captured_step import CapturedSteps
-    from skytune.training.train_step import EagerStep, Feed
+    from skytune.training.train_step import EagerStep
 
     count = arguments.steps
 
-    def parts(name: str, precision: Precision = Precision.bf16, shaken: bool = False) -> Any:
-        model = model_of(name)
+    def parts(name: str, precision: Precision = Precision.bf16, shaken: bool = False, dropout: bool = True) -> Any:
+        if name == LANGUAGE:
+            model, case = build(CASES["sft"]), CASES["sft"]
+            table, head = table_of_rows(case, 16 * 40), language.head("sft")
+            assert head.ready is not None
+            head.ready(model, {"train": table})
+            table.streamed = True
+            given = (*parts_of(model, table, 16, precision), head)
+        else:
+            model = model_of(name)
+            given = parts_of(model, table_of(model, rows=3000), 32, precision)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout) and not dropout:
+                module.p = 0.0
+            for key in ("attention_dropout", "dropout") if not dropout else ():
+                if isinstance(getattr(module, key, None), float):
+                    setattr(module, key, 0.0)
         if shaken:  # each weight by up to half of what bf16 rounds it by
             draw = torch.Generator().manual_seed(1)
             with torch.no_grad():
                 for weight in model.parameters():
-                    weight.mul_(1 + 2**-9 * (torch.rand(weight.shape, generator=draw) - 0.5))
-        return parts_of(model, table_of(model, rows=3000), 32, precision)
+                    weight.mul_(1 + 2**-9 * (torch.rand(weight.shape, generator=draw) - 0.5).to(weight.device))
+        return given
 
     def opened(name: str, given: Any) -> tuple[CapturedSteps, str]:
         steps = CapturedSteps(*given)
+        aside = steps.unpad() if name != LANGUAGE else ""
+        print(f"     {name}: rows are {f'padded: {aside}' if aside else 'packed'}", flush=True)
         steps.compile_blocks()
         return steps, steps.prepare()
 
-    def eager(name: str, widths: Any, number: int, **how: Any) -> list[float]:
-        run, *rest = parts(name, **how)
-        steps = EagerStep(run, *rest)
-        steps.feed = Feed(run.config, run.world, rest[2], rest[3], run.total_steps, widths)
-        return take(steps, number)
+    def one_by_one(name: str, packed: bool, number: int, **how: Any) -> list[float]:
+        steps, losses = CapturedSteps(*parts(name, **how)), list[float]()
+        steps.set_unpadded(packed and name != LANGUAGE)
+        steps.by_hand, steps.model.config.use_cache = True, False
+        while len(losses) < number:
+            losses += EagerStep.take(steps, [5e-5]).losses
+            steps.run.step += 1
+        return losses
 
     def apart(one: list[float], other: list[float]) -> float:
         return max(abs(a - b) for a, b in zip(one, other, strict=True))
@@ -206,12 +232,14 @@ def captured(arguments: argparse.Namespace, work: Path, check: Check) -> None:
             drawn.append(float(steps.loss))
         steps.hold.fill_(0)
         random = any(isinstance(module, torch.nn.Dropout) and module.p for module in run.model.modules())
-        check(f"{name}: masks", drawn[0] == drawn[2] and (drawn[0] != drawn[1] or not random), f"losses {drawn}")
+        passed = drawn[0] == drawn[2] and (drawn[0] != drawn[1] or not random)
+        check(f"{name}: masks", passed, f"losses {drawn}")
         losses = take(steps, count // 2)
         kept = {key: value.clone() for key, value in strategy.state().items()}
         tensors, values = strategy.optimizer_state()
         tensors = {key: value.clone() for key, value in tensors.items()}
         losses += take(steps, count - count // 2)
+        packed = steps.table.unpadded
         steps.close()
         again, other, *rest = parts(name)
         other.load(kept)
@@ -222,16 +250,23 @@ def captured(arguments: argparse.Namespace, work: Path, check: Check) -> None:
         worst = apart(resumed, losses[count // 2 :])
         check(f"{name}: a resumed run goes on exactly", worst == 0, f"at most {worst:.1e} apart")
         later.close()
-        found = apart(losses, expected := eager(name, steps.widths, count))
-        noise = apart(eager(name, steps.widths, count, shaken=True), expected)
-        seen_as = f"at most {found:.1e} apart over {count} steps, {noise:.1e} between eager runs that round otherwise"
-        check(f"{name}: bf16 losses of captured and eager steps", found <= 2 * noise, seen_as)
+        found = apart(losses, expected := one_by_one(name, packed, count))
+        noise = apart(one_by_one(name, packed, count, shaken=True), expected)
+        seen_as = f"at most {found:.1e} apart over {count} steps, {noise:.1e} between runs that round otherwise"
+        check(f"{name}: bf16 losses of captured and single operations", found <= 2 * noise, seen_as)
+        if packed:
+            plain, _ = opened(name, parts(name, dropout=False))
+            losses = take(plain, count)
+            plain.close()
+            found = apart(losses, expected := one_by_one(name, False, count, dropout=False))
+            noise = apart(one_by_one(name, False, count, dropout=False, shaken=True), expected)
+            seen_as = f"at most {found:.1e} apart over {count} steps, {noise:.1e} between runs that round otherwise"
+            check(f"{name}: bf16 losses of packed and padded rows, no dropout", found <= 2 * noise, seen_as)
     name = arguments.architectures[0]
     steps, reason = opened(name, parts(name, Precision.fp32))
-    found = apart(take(steps, 20), eager(name, steps.widths, 20, precision=Precision.fp32))
-    check(
-        f"{name}: fp32 losses of captured and eager steps", not reason and found < 1e-5, f"{found:.1e} apart {reason}"
-    )
+    found = apart(take(steps, 20), one_by_one(name, steps.table.unpadded, 20, precision=Precision.fp32))
+    passed = not reason and found < 1e-5
+    check(f"{name}: fp32 losses of captured and single operations", passed, f"{found:.1e} apart {reason}")
 
 
 PARTS = {"together": together, "devices": devices, "repeating": repeating, "learning": learning, "captured": captured}

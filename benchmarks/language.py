@@ -248,24 +248,31 @@ def words() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
+def table_of_rows(case: dict[str, Any], count: int) -> Any:
+    """Return the same rows as this package's trainer takes them."""
+    import pyarrow as pa
+
+    from skytune.data.batches import Padding, TokenTable
+
+    rows = rows_of(case, count)
+    ids = pa.array([row.tolist() for row in rows], pa.list_(pa.int32()))
+    labels = pa.array([[-100, *row[1:].tolist()] for row in rows], pa.list_(pa.int32()))
+    return TokenTable(pa.table({"input_ids": ids, "labels": labels}), Padding())
+
+
 def by_us(case: dict[str, Any], steps: int) -> dict[str, Any]:
     """This package's own steps, as `train_model` takes them in a run of 2,000."""
     import logging
 
-    import pyarrow as pa
     from architectures import parts_of, take
 
     from skytune.config import ModelConfig
-    from skytune.data.batches import Padding, TokenTable
     from skytune.models.lora import attach
     from skytune.tasks import language
     from skytune.training.select_step import open_steps
 
     logging.basicConfig(level="INFO", format="%(message)s")
-    rows = rows_of(case, case["rows"] * steps)
-    ids = pa.array([row.tolist() for row in rows], pa.list_(pa.int32()))
-    labels = pa.array([[-100, *row[1:].tolist()] for row in rows], pa.list_(pa.int32()))
-    table = TokenTable(pa.table({"input_ids": ids, "labels": labels}), Padding())
+    table = table_of_rows(case, case["rows"] * steps)
     model, head = build(case), language.head("sft")
     assert head.ready is not None
     if case.get("rank"):

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import numpy as np
 import torch
 
-from skytune.data.batches import Padding, Ragged, TokenTable
+from skytune.data.batches import TokenTable
 
 WARMUP = {"off": 10, "auto": 64}
 """Steps that are not counted, without and with the fast path: that takes 32 at a time, and the first of them meet every
@@ -49,19 +49,15 @@ STATES = {
 Case = dict[str, Any]
 
 
-class Rows(TokenTable):
-    """Random rows of given lengths, without the package that reads Arrow files."""
+def rows_of(lengths: np.ndarray, vocabulary: int) -> TokenTable:
+    """Return random rows of given lengths."""
+    import pyarrow as pa
 
-    def __init__(self, lengths: np.ndarray, vocabulary: int) -> None:
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        tokens = np.random.default_rng(1).integers(5, vocabulary, offsets[-1]).astype(np.int32)
-        longest = int(lengths.max())
-        self.rows, self.padding, self.lengths, self.labels = len(lengths), Padding(), lengths, lengths % 2
-        self.columns = {
-            "input_ids": Ragged(tokens, offsets, longest),
-            "attention_mask": Ragged(np.ones_like(tokens, dtype=np.int8), offsets, longest),
-            "labels": self.labels,
-        }
+    ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    tokens = np.random.default_rng(1).integers(5, vocabulary, lengths.sum()).astype(np.int32)
+    ids = pa.ListArray.from_arrays(ends, pa.array(tokens))
+    mask = pa.ListArray.from_arrays(ends, pa.array(np.ones_like(tokens, dtype=np.int8)))
+    return TokenTable(pa.table({"input_ids": ids, "attention_mask": mask, "labels": lengths % 2}))
 
 
 class Meter:
@@ -157,7 +153,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
         micro_batch=case["batch"],
     )
     meter = Meter(min(WARMUP[case["fast"]], case["steps"] // 2))
-    steps_of = open_steps(run, strategy, optimizer, order, Rows(lengths, vocabulary), lambda: False)
+    steps_of = open_steps(run, strategy, optimizer, order, rows_of(lengths, vocabulary), lambda: False)
     train(
         run,
         steps=steps_of,
@@ -353,8 +349,8 @@ def table(report: dict[str, Any]) -> str:
         "# Strategies measured",
         "",
         f"{report['date']}, {report['device']}, " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) + ".",
-        f"`{report['command']}`. Rates are means after {WARMUP['off']} steps, {WARMUP['auto']} on the fast path; a step "
-        "ends when the device is done. MFU counts no padding. Efficiency compares tokens/s (other rows come by on "
+        f"`{report['command']}`. Rates are means after {WARMUP['off']} steps, {WARMUP['auto']} on the fast path; a "
+        "step ends when the device is done. MFU counts no padding. Efficiency compares tokens/s (other rows come by on "
         "other numbers of GPUs) with one GPU at the same batch a GPU, the fast path with the fast path. Memory is "
         "the most that tensors took on any GPU after the warm-up; in theory, weights, gradients and Adam's averages "
         "alone take the last column.",
