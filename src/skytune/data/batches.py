@@ -111,6 +111,8 @@ class TokenTable:
     one_length = False
     streamed = False
     """Whether training lays the rows of a micro-batch out as one (`stream`)."""
+    unpadded = False
+    """Whether it does so inside the model's blocks alone (`training.unpadded`)."""
 
     def __init__(self, table: "pa.Table", padding: Padding = Padding()) -> None:
         self.rows = table.num_rows

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .packed_attention import packed
+from .packed_attention import has_kernel, packed
 
 IGNORED = -100
 """Label of a token that does not count."""
@@ -161,12 +161,6 @@ def _forward(
     kept, targets = _counted(labels) if kept is None else (kept.clamp(min=0), labels.flatten()[kept + 1])
     total, _ = _losses(output, kept, targets, model.token_slopes)
     return {"loss": total / (targets != IGNORED).sum()}
-
-
-def has_kernel(device: torch.device) -> bool:
-    """Whether rows of several sequences go through `packed_attention`, and not through a mask."""
-    half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") in (torch.bfloat16, torch.float16)
-    return device.type == "cuda" and half
 
 
 def _changes_logits(model: Any) -> bool:

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from ..config import OnNan, Precision
+from ..data.batches import Ragged
 from ..data.order import MicroBatch, step_seed
+from ..models.packed_attention import has_kernel
 from ..packed import parity
 from ..packed.cuda_graph import Graph, NotCapturable, capture, frozen_by_capture, random_kept, reason_of
 from ..packed.widths import EPOCHS, Widths
@@ -31,15 +33,18 @@ from .oom import release
 from .schedule import set_rate
 from .strategy.blocks import find_blocks
 from .train_step import EagerStep, Feed, Item, StepResult, lay_out
+from .unpadded import difference, unpadded
 
 log = logging.getLogger(__name__)
 
 BLOCK = 32
 """Steps that are taken before the CPU waits for the device; a person waits that long for an answer to Ctrl-C."""
 
-WORTH_COMPILING, WORTH_TOKENS = 500, 3_000_000
-"""Steps of a run, or tokens in all of them, from which on its blocks are compiled. That takes half a minute where
-nothing is cached; 0.1 s a step of 16,384 tokens is what it saved a model of 135M weights (H200, 2026-11-29)."""
+WORTH_UNPADDING = 0.1
+"""Share of padding from which on blocks compute without."""
+
+TRIED = 8
+"""Rows with which that is tried."""
 
 STEPS = 3
 """Steps whose losses are held against the eager ones before captured steps are trusted."""
@@ -79,10 +84,7 @@ class CapturedSteps(EagerStep):
             self.variants = [(False, self.whole)]
         # A moving average of the weights looks at them after every step.
         self.most = BLOCK if self.whole and not run.config.ema.decay else 1
-        multiple = run.config.batch.pad_multiple or WIDTH
-        places = self.table.places() if self.table.streamed else None
-        self.widths = Widths.plan(order, self._cut, run.total_steps, multiple, places)
-        self.feed = Feed(run.config, world, order, self.table, run.total_steps, self.widths)
+        self.blocks = find_blocks(self.model)
         self.shapes: dict[Any, Shape] = {}
         self.pool, self.stream = None, None
         if self.on_device:
@@ -101,23 +103,57 @@ class CapturedSteps(EagerStep):
         """Of one parameter, the largest that was seen when steps were tried."""
         self.real_tokens = self.computed_tokens = 0
         self.capture_seconds, self.ready = 0.0, False
+        self._plan()
+
+    def _plan(self) -> None:
+        """Choose the shapes of micro-batches."""
+        run, table = self.run, self.table
+        multiple = run.config.batch.pad_multiple or WIDTH
+        places = table.places() if table.streamed else np.zeros((len(table), 2), int) if table.unpadded else None
+        self.widths = Widths.plan(self.order, self._cut, run.total_steps, multiple, places)
+        self.feed = Feed(run.config, run.world, self.order, table, run.total_steps, self.widths)
 
     # Before the first step
-
-    @property
-    def worth_compiling(self) -> bool:
-        """Whether the run is long enough, on a GPU, for the time that it takes to compile."""
-        steps = self.run.total_steps
-        tokens = steps * self.order.global_size * float(self.order.lengths.mean())
-        return self.on_device and (steps >= WORTH_COMPILING or tokens >= WORTH_TOKENS)
 
     def compile_blocks(self) -> bool:
         """Have the model's blocks compiled in captures to come; return whether it has any."""
         several = len(self.widths.chosen) > 1
         parts = [module for module in self.model.modules() if getattr(module, "compiles", False)]
-        for block in [*find_blocks(self.model), *parts]:
+        for block in [*self.blocks, *parts]:
             self.programs[block] = torch.compile(block._call_impl, dynamic=several or None)
         return bool(self.programs)
+
+    def unpad(self) -> str:
+        """Have the model's blocks compute without padding from now on, if that changes nothing; return why not, as the
+        end of a sentence."""
+        table = self.table
+        ids, mask = table.columns.get("input_ids"), table.columns.get("attention_mask")
+        with self.strategy.autocast():
+            if not has_kernel(self.device):
+                return "its kernel is for half precision on a GPU"
+        if not isinstance(ids, Ragged) or not self.blocks:
+            return "the model has no repeated blocks" if isinstance(ids, Ragged) else "its rows are not tokens"
+        if isinstance(mask, Ragged) and not mask.values.all():
+            return "some tokens are masked inside their rows"
+        micro = self._cut(min(self.run.step, self.run.total_steps - 1))[0]
+        some = [batch.rows for step in range(min(50, self.run.total_steps)) for batch in self._cut(step)]
+        computed = sum(len(rows) * min(self.widths(rows), ids.longest) for rows in some)
+        if 1 - sum(int(table.lengths[rows].sum()) for rows in some) / computed < WORTH_UNPADDING:
+            return "there is hardly any padding"
+        self.set_unpadded(True)
+        with self._unchanged(), self.strategy.autocast():
+            batch = lay_out(table, micro.rows[:TRIED], self.widths)
+            batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+            reason = difference(self.model, self.blocks, batch, partial(EagerStep._loss, self))
+        if reason:
+            self.set_unpadded(False)
+        return reason
+
+    def set_unpadded(self, on: bool) -> None:
+        """Have blocks compute without padding, or not."""
+        if self.table.unpadded != on:
+            self.table.unpadded = on
+            self._plan()
 
     def prepare(self) -> str:
         """Try the captured step against the eager one, then capture all shapes; return why it is not to be used, as the
@@ -276,7 +312,8 @@ class CapturedSteps(EagerStep):
             self._captured(shape, variant)
             self._go(shape, variant)
             self.real_tokens += int(self.order.lengths[micro.rows].sum())
-            self.computed_tokens += self.widths(micro.rows) * (1 if self.table.streamed else len(micro.rows))
+            together = self.table.streamed or self.table.unpadded
+            self.computed_tokens += self.widths(micro.rows) * (1 if together else len(micro.rows))
             first = False
         return self.loss
 
@@ -317,6 +354,11 @@ class CapturedSteps(EagerStep):
         self.loss.copy_(self.loss + loss.detach() if add else loss.detach())
         if update:
             self._update()
+
+    def _loss(self, tensors: dict[str, Tensor]) -> Tensor:
+        """See `EagerStep`."""
+        with unpadded(self.model, self.blocks, tensors):
+            return super()._loss(tensors)
 
     def _forward(self, shape: Shape) -> Tensor:
         with self.strategy.autocast():

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from ..config import CompileMode, RunConfig
+from ..data.order import SampleOrder
 
 MODES = {CompileMode.reduce_overhead: "reduce-overhead", CompileMode.max_autotune: "max-autotune"}
 
@@ -18,6 +19,17 @@ WIDTH = 8
 
 SHAPES = 8
 """Lengths where a mode needs fixed ones and `compile.shapes` is empty."""
+
+
+WORTH_COMPILING, WORTH_TOKENS = 500, 3_000_000
+"""Steps of a run, or tokens in all of them, from which on its blocks are compiled. That takes half a minute where
+nothing is cached; 0.1 s a step of 16,384 tokens is what it saved a model of 135M weights (H200, 2026-11-29)."""
+
+
+def is_worth_it(steps: int, order: SampleOrder) -> bool:
+    """Whether a run on a GPU is long enough for the time that it takes to compile its blocks; of a resumed run, the
+    whole one."""
+    return steps >= WORTH_COMPILING or steps * order.global_size * float(order.lengths.mean()) >= WORTH_TOKENS
 
 
 def shapes(config: RunConfig) -> int | None:

@@ -24,6 +24,7 @@ from ..packed.ops import Drop
 from ..packed.packing import GRAIN
 from .callbacks.base import Run
 from .captured_step import CapturedSteps
+from .compiling import is_worth_it
 from .eligibility import not_captured_reason, not_packed_reason
 from .packed_step import PackedTrainStep
 from .strategy import Strategy
@@ -77,22 +78,27 @@ def open_steps(
     not_captured = not_captured_reason(run.config, world, table)
     if not not_captured:
         captured = CapturedSteps(*given)
-        compiled = captured.worth_compiling and captured.compile_blocks()
+        if head.stream is None:
+            not_packed = _everywhere(strategy, captured.unpad())
+            captured.set_unpadded(not not_packed)
+        compiled = captured.on_device and is_worth_it(run.total_steps, order) and captured.compile_blocks()
         not_captured = _everywhere(strategy, captured.prepare())
-        if not_captured and compiled:
+        while not_captured and (compiled or table.unpadded):
             if world.main:
-                log.warning("blocks are not compiled: %s", not_captured)
+                log.warning("blocks are not %s: %s", "packed" if table.unpadded else "compiled", not_captured)
+            compiled, table.unpadded = compiled and table.unpadded, False
             captured = CapturedSteps(*given)
-            not_captured, compiled = _everywhere(strategy, captured.prepare()), False
+            compiled = compiled and captured.compile_blocks()
+            not_captured = _everywhere(strategy, captured.prepare())
         if not not_captured:
-            shapes = len(captured.shapes)
-            run.report["steps_taken"] = "captured, rows packed" if table.streamed else "captured"
+            shapes, together = len(captured.shapes), table.streamed or table.unpadded
+            run.report["steps_taken"] = "captured, rows packed" if together else "captured"
             seconds = round(captured.capture_seconds, 2)
             run.report["captured"] = {"shapes": shapes, "compiled": compiled, "capture_s": seconds}
             if world.main:
-                how = f"captured {'packed' if table.streamed else 'with padding'}, {shapes} shapes"
+                how = f"captured {'packed' if together else 'with padding'}, {shapes} shapes"
                 how += ", blocks compiled" if compiled else ""
-                why = "" if table.streamed else f"; not packed: {not_packed}"
+                why = "" if together else f"; not packed: {not_packed}"
                 log.info("fast path: steps %s (ready in %.1f s)%s", how, seconds, why)
             return captured
         tried = True
@@ -106,6 +112,8 @@ def open_steps(
         level = logging.WARNING if tried else logging.INFO
         log.log(level, "steps are taken eagerly, not on the fast path: %s", reason)
     run.report["steps_taken"] = f"plain: {reason}"
+    if is_worth_it(run.total_steps, order) and strategy.compile_blocks() and world.main:
+        log.info("the model's blocks are compiled")
     return EagerStep(*given)
 
 

@@ -20,6 +20,7 @@ from ..data.pixels import cores
 from ..distributed.context import DistContext
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of, loss_of
+from ..packed.packing import GRAIN
 from ..packed.widths import Widths
 from .callbacks.base import Run
 from .compiling import WIDTH
@@ -28,6 +29,7 @@ from .oom import OomRetry
 from .parameter_groups import Unfreezing
 from .schedule import set_rate
 from .strategy import Strategy
+from .unpadded import places
 
 Item = tuple[MicroBatch, dict[str, torch.Tensor]]
 
@@ -250,6 +252,11 @@ def lay_out(
 ) -> dict[str, torch.Tensor]:
     """Return rows as the model takes them: padded to a multiple of a number, or to one of a few shapes."""
     width = multiple(rows) if isinstance(multiple, Widths) else multiple
+    if table.unpadded:
+        tensors = table.batch(rows, table.columns["input_ids"].longest, epoch)
+        around = tensors["input_ids"].shape[1]
+        tokens = width + GRAIN if width == around else width
+        return tensors | places(table.lengths[rows], around, tokens, table.padding.left)
     if not table.streamed:
         return table.batch(rows, width, epoch)
     return table.stream(rows, width, multiple.least.get(width, (0, 0)) if isinstance(multiple, Widths) else None)

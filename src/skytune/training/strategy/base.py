@@ -94,6 +94,11 @@ class Strategy:
         """Return what the loop calls."""
         return model
 
+    def compile_blocks(self) -> bool:
+        """Have the prepared model's blocks compiled, where steps are neither captured nor compiled already; return
+        whether that is done."""
+        return False
+
     def make_optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
         """Build the optimizer over the prepared model's parameters."""
         self.optimizer = build_optimizer(config, self.model)
