@@ -112,7 +112,7 @@ class TokenTable:
     streamed = False
     """Whether training lays the rows of a micro-batch out as one (`stream`)."""
     unpadded = False
-    """Whether it does so inside the model's blocks alone (`training.unpadded`)."""
+    """Whether it does so inside the model's blocks alone (`models.unpadded`)."""
 
     def __init__(self, table: "pa.Table", padding: Padding = Padding()) -> None:
         self.rows = table.num_rows

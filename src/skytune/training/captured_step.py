@@ -24,8 +24,9 @@ from torch import Tensor
 from ..config import OnNan, Precision
 from ..data.batches import Ragged
 from ..data.order import MicroBatch, step_seed
+from ..models import parity
 from ..models.packed_attention import has_kernel
-from ..packed import parity
+from ..models.unpadded import difference, unpadded
 from ..packed.cuda_graph import Graph, NotCapturable, capture, frozen_by_capture, random_kept, reason_of
 from ..packed.widths import EPOCHS, Widths
 from .compiling import WIDTH
@@ -33,7 +34,6 @@ from .oom import release
 from .schedule import set_rate
 from .strategy.blocks import find_blocks
 from .train_step import EagerStep, Feed, Item, StepResult, lay_out
-from .unpadded import difference, unpadded
 
 log = logging.getLogger(__name__)
 

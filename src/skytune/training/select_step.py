@@ -16,9 +16,9 @@ from ..config import RunConfig, UserError
 from ..config.schema.compute import PackedMode
 from ..data.batches import TokenTable
 from ..data.order import SampleOrder
+from ..models import parity
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of
-from ..packed import parity
 from ..packed.graph_step import GraphStep
 from ..packed.ops import Drop
 from ..packed.packing import GRAIN

@@ -20,6 +20,7 @@ from ..data.pixels import cores
 from ..distributed.context import DistContext
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of, loss_of
+from ..models.unpadded import places
 from ..packed.packing import GRAIN
 from ..packed.widths import Widths
 from .callbacks.base import Run
@@ -29,7 +30,6 @@ from .oom import OomRetry
 from .parameter_groups import Unfreezing
 from .schedule import set_rate
 from .strategy import Strategy
-from .unpadded import places
 
 Item = tuple[MicroBatch, dict[str, torch.Tensor]]
 

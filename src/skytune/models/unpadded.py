@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..models.packed_attention import attention, packed
-from ..packed import parity
+from . import parity
+from .packed_attention import attention, packed
 
 KEYS = ("token_places", "token_numbers", "borders")
 """What `places` adds to a batch."""

@@ -13,13 +13,13 @@ from skytune.data.batches import Padding, TokenTable
 from skytune.data.order import SampleOrder
 from skytune.distributed.context import DistContext
 from skytune.job import JobDir
+from skytune.models.unpadded import KEYS, Reordered, difference, places, unpadded
 from skytune.training import captured_step, select_step
 from skytune.training.callbacks.base import Run
 from skytune.training.captured_step import CapturedSteps
 from skytune.training.strategy import Strategy
 from skytune.training.strategy.blocks import find_blocks
 from skytune.training.train_step import EagerStep
-from skytune.training.unpadded import KEYS, Reordered, difference, places, unpadded
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
 BART = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("attention_heads", 4))}
