@@ -116,7 +116,9 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, rows: np.ndarray, multiple: int = 1, epoch: int | None = None) -> dict[str, torch.Tensor]:
+    def batch(
+        self, rows: np.ndarray, multiple: int = 1, epoch: int | None = None, raw: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Return a batch as the model takes it."""
         return {
             "pixel_values": self.pixels[torch.from_numpy(rows % len(self.pixels))],

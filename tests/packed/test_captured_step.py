@@ -1,14 +1,20 @@
 """Captured steps on a CPU, where nothing is captured but everything else is as on a GPU."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+import transformers
 from own_models import Words
+from pictures import encoded, pixels
 
-from skytune.config import OptimizerName, Precision, RunConfig, from_dict
+from skytune.config import AugmentConfig, OptimizerName, Precision, RunConfig, from_dict
+from skytune.data.batches import Padding, TokenTable
 from skytune.data.order import SampleOrder
+from skytune.data.pixels import Augmentation, Pixels
 from skytune.distributed.context import DistContext
 from skytune.job import JobDir
+from skytune.models.head import Head
 from skytune.packed.cuda_graph import NotCapturable
 from skytune.packed.widths import COARSE, Widths
 from skytune.training import select_step
@@ -76,6 +82,31 @@ def test_captured_steps_are_the_eager_ones(kind, micro, name, tiny, rows_of):
     assert 0 < captured.padding_share < 0.7
     rates = [[group["lr"] for group in steps.optimizer.param_groups] for steps in (eager, captured)]
     assert rates[0] == rates[1], "a checkpoint holds the same"
+
+
+@pytest.mark.parametrize("augment", [{}, {"crop": 0.3, "flip": 0.5}, {"mixup": 0.4}])
+def test_images_are_handed_on_as_shades_and_learned_as_the_processors_numbers(augment):
+    """Losses are those of the processor's numbers to the bit; buffers hold bytes where nothing is mixed."""
+    contents = pa.array([encoded(pixels(row, (20 + row, 30))) for row in range(20)], pa.large_binary())
+    losses = []
+    for kind, shades in ((EagerStep, False), (EagerStep, True), (CapturedSteps, True)):
+        made = Pixels(transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}))
+        made.shades = made.shades if shades else None
+        data = TokenTable(pa.table({"image": contents, "labels": np.arange(20) % 3}), Padding(pixels=made))
+        data.images.augmentation = Augmentation(AugmentConfig(**augment), 5, 3) if augment else None
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        config = transformers.ViTConfig(image_size=16, patch_size=8, num_labels=3, **sizes)
+        loss = {"head": Head(loss=torch.nn.functional.cross_entropy)} if "mixup" in augment else {}
+        model = transformers.ViTForImageClassification(config)
+        steps = kind(*given(model, data, loader={"num_workers": 0}), **loss)
+        if kind is CapturedSteps:
+            assert steps.prepare() == ""
+        losses.append(take(steps, RATES))
+    assert losses[0] == losses[1]
+    np.testing.assert_allclose(losses[2], losses[0], atol=1e-5, rtol=1e-4)
+    held = {shape.inputs["pixel_values"].dtype for shape in steps.shapes.values()}
+    assert held == {torch.float32 if "mixup" in augment else torch.uint8}
 
 
 def test_a_run_can_be_cut_anywhere_and_dropout_differs_between_steps(tiny, rows_of):

@@ -195,7 +195,9 @@ class TokenTable:
         begin = np.ones(len(self), np.int64) if starts is None else starts.count(starts.values == 0)
         return np.stack([begin, labels.count(labels.values != IGNORED)], 1)
 
-    def batch(self, rows: np.ndarray, multiple: int = 1, epoch: int | None = None) -> dict[str, "torch.Tensor"]:
+    def batch(
+        self, rows: np.ndarray, multiple: int = 1, epoch: int | None = None, raw: bool = False
+    ) -> dict[str, "torch.Tensor"]:
         """Return the rows as tensors by column: [n], or [n, width] padded to the longest row here.
 
         Integers become int64, floats float32. `input_ids` are padded with the tokenizer's padding id, `labels` with
@@ -205,6 +207,7 @@ class TokenTable:
         Args:
             epoch: the pass over the train split in which the rows are learned: images are changed as its augmentation
                 says, and where they are mixed `labels` are shares, float32 [n, classes]. None: as they are.
+            raw: images may be shades, uint8, that `pixels.scaled` makes the model's numbers of.
         """
         import torch
 
@@ -212,8 +215,10 @@ class TokenTable:
         shares = None
         for name, column in self.columns.items():
             if column is self.images:
-                values, shares = self.images.batch(rows, epoch)
-            elif isinstance(column, Ragged):
+                values, shares = self.images.batch(rows, epoch, raw)
+                tensors[name] = torch.from_numpy(values)
+                continue
+            if isinstance(column, Ragged):
                 longest = int((column.offsets[rows + 1] - column.offsets[rows]).max(initial=1))
                 width = longest if self.one_length else min(-(-longest // multiple) * multiple, column.longest)
                 fill = {"input_ids": self.padding.token, "labels": IGNORED}.get(name, 0)

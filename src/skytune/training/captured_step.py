@@ -389,7 +389,7 @@ class CapturedSteps(EagerStep):
         return self.order.micro_batches(step, world.rank, world.size, self.run.micro_batch)
 
     def _shape(self, tensors: dict[str, Tensor]) -> Shape:
-        key = tuple((name, *tensor.shape) for name, tensor in tensors.items())
+        key = tuple((name, tensor.dtype, *tensor.shape) for name, tensor in tensors.items())
         if key not in self.shapes:
             self.shapes[key] = Shape({name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()})
         return self.shapes[key]

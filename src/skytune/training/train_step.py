@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..config import OnNan, RunConfig
 from ..data.batches import TokenTable
 from ..data.order import MicroBatch, SampleOrder, step_seed
-from ..data.pixels import cores
+from ..data.pixels import cores, scaled
 from ..distributed.context import DistContext
 from ..models.head import TEXT, Head
 from ..models.outputs import logits_of, loss_of
@@ -99,6 +99,9 @@ class EagerStep(TrainStep):
         self.attempts = OomRetry(self.run, self.strategy, self.order.lengths)
         self.network = self.strategy.module
         every = self.run.config.schedule.unfreeze_epochs
+        pixels = self.table.padding.pixels
+        shades = None if pixels is None else pixels.shades
+        self.shades = None if shades is None else torch.from_numpy(shades).to(self.run.world.device)
         self.unfreezing = Unfreezing(self.strategy.model, every, self.order.steps_per_epoch) if every else None
 
     def take(self, rates: list[float]) -> StepResult:
@@ -157,6 +160,9 @@ class EagerStep(TrainStep):
 
     def _loss(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the mean loss of a micro-batch over what counts in it."""
+        raw = tensors.get("pixel_values")
+        if self.shades is not None and raw is not None and raw.dtype == torch.uint8:
+            tensors["pixel_values"] = scaled(raw, self.shades)
         if self.head.loss is None:
             return loss_of(self.network(**tensors))
         labels = tensors.pop("labels")
@@ -250,7 +256,7 @@ class _Batches(Dataset[Item]):
 def lay_out(
     table: TokenTable, rows: np.ndarray, multiple: int | Widths, epoch: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return rows as the model takes them: padded to a multiple of a number, or to one of a few shapes."""
+    """Return rows as a step takes them: padded to a multiple of a number, or to one of a few shapes."""
     width = multiple(rows) if isinstance(multiple, Widths) else multiple
     if table.unpadded:
         tensors = table.batch(rows, table.columns["input_ids"].longest, epoch)
@@ -258,5 +264,5 @@ def lay_out(
         tokens = width + GRAIN if width == around else width
         return tensors | places(table.lengths[rows], around, tokens, table.padding.left)
     if not table.streamed:
-        return table.batch(rows, width, epoch)
+        return table.batch(rows, width, epoch, raw=True)
     return table.stream(rows, width, multiple.least.get(width, (0, 0)) if isinstance(multiple, Widths) else None)
