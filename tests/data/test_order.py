@@ -74,7 +74,7 @@ def test_micro_batches_of_one_length_are_the_global_batch_too(
 @given(lengths=st.lists(st.integers(1, 5), min_size=1, max_size=60), size=st.integers(1, 9))
 def test_evaluation_batches_of_one_length(lengths: list[int], size: int) -> None:
     found = np.array(lengths)
-    batches = eval_batches(found, size, None, one_length=True)
+    batches = eval_batches(found, size, None, 1)
     assert sorted(np.concatenate(batches)) == list(range(len(found)))
     assert all(len(set(found[batch])) == 1 and len(batch) <= size for batch in batches)
 

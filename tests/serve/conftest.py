@@ -60,7 +60,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[li
         from skytune.pipelines.validation import validated
         from skytune.tasks import Scoring, find_task
         from skytune.tasks.prepared import prepared
-        from skytune.training.inputs import fit_columns, open_saved, padding_by
+        from skytune.training.inputs import fit_columns, open_saved, padding_by, widest
         from skytune.training.prediction import predict
 
         labels: dict[str, Callable[[Any], Any]] = {
@@ -86,9 +86,10 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[li
         table = TokenTable(found.test.with_format("arrow")[:], padding_by(found.tokenizer))
         network = open_saved(str(model), None, found.tokenizer)
         fit_columns(network, {"test": table})
+        table.widest = widest(network)
         task_ = find_task(config.task)
         collect = task_.collector(task_.model(config, found.labels, None))
-        _, logits = predict(network, table, join(config, 1)[1], collect, batch_size=32, multiple=1)
+        _, logits = predict(network, table, join(config, 1)[1], collect, batch_size=32)
         assert Scoring.of(config.eval, found.labels).names == found.labels
         return [part.tolist() for part in np.split(logits.values, logits.offsets[1:-1])]
 

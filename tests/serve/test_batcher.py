@@ -32,7 +32,7 @@ def test_every_row_gets_its_own_answer(requests: list[list[Row]], size: int) -> 
     compute = Recorder()
 
     async def ask() -> list[Any]:
-        batcher = Batcher(compute, batch_size=size, limit=1000, pass_letters=20)
+        batcher = Batcher(compute, batch_size=size, limit=1000)
         work = asyncio.create_task(batcher.run())
         found = await asyncio.gather(*(batcher.answer(request) for request in requests))
         work.cancel()
@@ -48,7 +48,7 @@ def test_every_row_gets_its_own_answer(requests: list[list[Row]], size: int) -> 
 @given(st.lists(rows, min_size=1, max_size=40), st.integers(1, 8))
 def test_a_batch_holds_who_waits_longest(waiting: list[Row], size: int) -> None:
     async def take() -> None:
-        batcher = Batcher(Recorder(), batch_size=size, limit=1000, pass_letters=20)
+        batcher = Batcher(Recorder(), batch_size=size, limit=1000)
         asked = asyncio.ensure_future(batcher.answer(waiting))
         await asyncio.sleep(0)
         while batcher.waiting:
@@ -64,28 +64,9 @@ def test_a_batch_holds_who_waits_longest(waiting: list[Row], size: int) -> None:
     asyncio.run(take())
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(texts, min_size=1, max_size=12, unique_by=len), st.integers(1, 8), st.integers(0, 100))
-def test_no_neighbours_of_who_waits_longest_have_cheaper_letters(waiting: list[str], size: int, start: int) -> None:
-    def cost(sizes: list[int]) -> float:
-        return (start + len(sizes) * max(sizes)) / sum(sizes)
-
-    async def take() -> None:
-        batcher = Batcher(Recorder(), batch_size=size, limit=1000, pass_letters=start)
-        asked = asyncio.ensure_future(batcher.answer([{"text": text} for text in waiting]))
-        await asyncio.sleep(0)
-        first, like = len(waiting[0]), sorted(map(len, waiting))
-        others = [like[a:b] for a in range(len(like)) for b in range(a + 1, len(like) + 1) if first in like[a:b]]
-        found = cost([one.size for one in batcher.take()])
-        assert found <= min(cost(sizes) for sizes in others if len(sizes) <= size) + 1e-9
-        asked.cancel()
-
-    asyncio.run(take())
-
-
 def test_more_than_may_wait_is_refused_and_what_waits_stays() -> None:
     async def ask() -> None:
-        batcher = Batcher(Recorder(), batch_size=4, limit=5, pass_letters=20)
+        batcher = Batcher(Recorder(), batch_size=4, limit=5)
         first = asyncio.ensure_future(batcher.answer([{"text": "a"}] * 4))
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
@@ -106,7 +87,7 @@ def test_a_batch_that_fails_is_an_answer_and_the_next_one_is_computed() -> None:
         return list(rows)
 
     async def ask() -> None:
-        batcher = Batcher(compute, batch_size=1, limit=5, pass_letters=20)
+        batcher = Batcher(compute, batch_size=1, limit=5)
         work = asyncio.create_task(batcher.run())
         found = await batcher.answer([{"text": "bad"}, {"text": "good"}])
         assert isinstance(found[0], RuntimeError) and found[1] == {"text": "good"}

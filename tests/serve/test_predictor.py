@@ -1,5 +1,6 @@
 """A served model's answers are those of an evaluation, whatever else is asked at the same time."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from language_models import llama_folder
 from tiny_architectures import make_model
 
 from skytune.config import RunConfig, UserError, from_dict
+from skytune.serve.batcher import Batcher
 from skytune.serve.predictor import Answer, Predictor
 
 ROWS = 60
@@ -21,19 +25,32 @@ def opened(model: Path, **groups: Any) -> Predictor:
 
 
 def assert_same(answer: Any, logits: list[float]) -> None:
-    """See that numbers differ by 1e-6 at most; those above 1, of which float32 knows seven digits, by that share."""
+    """See that no number differs by more than 1e-6."""
     assert isinstance(answer, Answer)
-    assert np.abs(np.array(answer.logits) - logits).max() <= 1e-6 * max(1, np.abs(logits).max())
+    assert np.abs(np.array(answer.logits) - logits).max() <= 1e-6
 
 
 def in_groups(predictor: Predictor, rows: list[dict[str, Any]], seed: int) -> list[Any]:
-    """Return the answers to rows that were asked for in any order, in groups of any size."""
+    """Return the answers to rows that were asked for in any order, in requests of any size, in the server's batches."""
     draw, order = random.Random(seed), list(range(len(rows)))
     draw.shuffle(order)
-    answers: list[Any] = [None] * len(rows)
+    groups = []
     while order:
-        group, order = order[: (size := draw.choice([1, 2, 7, 32]))], order[size:]
-        for number, answer in zip(group, predictor.answers([rows[number] for number in group]), strict=True):
+        size = draw.choice([1, 1, 2, 7, 32])
+        groups.append(order[:size])
+        order = order[size:]
+
+    async def ask() -> list[list[Any]]:
+        batcher = Batcher(predictor.answers, batch_size=draw.choice([3, 8, 32]), limit=len(rows))
+        work = asyncio.create_task(batcher.run())
+        found = [asyncio.ensure_future(batcher.answer([rows[number] for number in group])) for group in groups]
+        done = await asyncio.gather(*found)
+        work.cancel()
+        return done
+
+    answers: list[Any] = [None] * len(rows)
+    for group, found in zip(groups, asyncio.run(ask()), strict=True):
+        for number, answer in zip(group, found, strict=True):
             answers[number] = answer
     return answers
 
@@ -60,6 +77,36 @@ def test_logits_are_those_of_an_evaluation_in_any_batch(
                 assert len(answer.values["prediction"]) == len(row)
             else:
                 assert "prediction" in answer.values
+
+
+@settings(max_examples=15, deadline=None)
+@given(lengths=st.lists(st.integers(1, 62), min_size=1, max_size=40), size=st.integers(1, 40), at=st.integers(0, 39))
+def test_what_is_computed_of_a_row_does_not_depend_on_its_batch(lengths: list[int], size: int, at: int) -> None:
+    import pyarrow as pa
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from skytune.config import Device
+    from skytune.data.batches import TokenTable
+    from skytune.distributed.context import join
+    from skytune.training.inputs import widest
+    from skytune.training.prediction import predict
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    model = BertForSequenceClassification(BertConfig(vocab_size=99, max_position_embeddings=62, **sizes))
+    torch.nn.init.normal_(model.classifier.weight)
+    world = join(from_dict(RunConfig, {"compute": {"device": Device.cpu.value}}), 1)[1]
+
+    def logits(lengths: list[int]) -> np.ndarray:
+        ids = [[(7 * place + length) % 99 for place in range(length)] for length in lengths]
+        table = TokenTable(pa.table({"input_ids": ids, "attention_mask": [[1] * length for length in lengths]}))
+        table.widest = widest(model)
+        found = predict(model, table, world, lambda output, _: output.logits.numpy(), batch_size=size)[1]
+        return found.dense()
+
+    at %= len(lengths)
+    assert np.abs(logits(lengths)[at] - logits([lengths[at]])[0]).max() <= 1e-7
 
 
 def test_pairs_of_texts_are_those_of_an_evaluation_too(

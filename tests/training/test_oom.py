@@ -220,7 +220,7 @@ def test_a_process_that_may_not_grow(train: Run, forked: None, run_job: Run) -> 
     done = run_job(
         max_steps=3,
         model={"_target_": "greedy_own.Wide"},
-        batch={"global_size": 8, "auto": True},
+        batch={"global_size": 8, "auto": True, "pad_multiple": 32},  # all rows of one width
         callbacks={"confined": {"_target_": "greedy_own.Confined", "megabytes": 400}},
         tracker={"names": []},  # which would be imported meanwhile
         log={"every_steps": 1},

@@ -109,6 +109,9 @@ class TokenTable:
     """
 
     one_length = False
+    widest: int | None = None
+    """Places that the model has for tokens; None where it does not say."""
+
     streamed = False
     """Whether training lays the rows of a micro-batch out as one (`stream`)."""
     unpadded = False
@@ -196,7 +199,12 @@ class TokenTable:
         return np.stack([begin, labels.count(labels.values != IGNORED)], 1)
 
     def batch(
-        self, rows: np.ndarray, multiple: int = 1, epoch: int | None = None, raw: bool = False
+        self,
+        rows: np.ndarray,
+        multiple: int = 1,
+        epoch: int | None = None,
+        raw: bool = False,
+        own_width: bool = False,
     ) -> dict[str, "torch.Tensor"]:
         """Return the rows as tensors by column: [n], or [n, width] padded to the longest row here.
 
@@ -208,6 +216,8 @@ class TokenTable:
             epoch: the pass over the train split in which the rows are learned: images are changed as its augmentation
                 says, and where they are mixed `labels` are shares, float32 [n, classes]. None: as they are.
             raw: images may be shades, uint8, that `pixels.scaled` makes the model's numbers of.
+            own_width: let the width be more than the split's longest row needs, up to `widest`, so that it does not
+                depend on other rows.
         """
         import torch
 
@@ -219,8 +229,9 @@ class TokenTable:
                 tensors[name] = torch.from_numpy(values)
                 continue
             if isinstance(column, Ragged):
+                most = max(column.longest, self.widest or 0) if own_width else column.longest
                 longest = int((column.offsets[rows + 1] - column.offsets[rows]).max(initial=1))
-                width = longest if self.one_length else min(-(-longest // multiple) * multiple, column.longest)
+                width = longest if self.one_length else min(-(-longest // multiple) * multiple, most)
                 fill = {"input_ids": self.padding.token, "labels": IGNORED}.get(name, 0)
                 values = column.padded(rows, width, fill, self.padding.left)
             elif isinstance(column, np.ndarray):

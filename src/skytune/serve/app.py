@@ -21,10 +21,6 @@ from .requests import Reader
 
 log = logging.getLogger(__name__)
 
-PASS_LETTERS = {"cpu": 150}
-"""Letters in whose time a device begins a batch: on two cores 4 ms, in which they compute 35 tokens of a BERT of 22
-million weights, and a GPU thousands."""
-
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -99,7 +95,6 @@ def make_app(predictor: Predictor, reader: Reader, *, batch_size: int, queue: in
         predictor.answers,
         batch_size=batch_size,
         limit=queue,
-        pass_letters=PASS_LETTERS.get(facts.get("device", ""), 50_000),
         observe=metrics.batch,
     )
     metrics.queue.set_function(lambda: len(batcher.waiting))

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from .predictor import Answer, Row
 
 
@@ -30,14 +28,12 @@ class Batcher:
     """Rows of many requests, computed by one thread.
 
     Nothing waits for more to come: while a batch is computed the next one gathers. A batch holds the row that waits
-    longest, so that none waits for ever, and as many of like length as make its letters cheapest: on a GPU all that
-    wait, on a CPU, where padding costs as much as text, those next to it.
+    longest, so that none waits for ever, and those next to it in length.
 
     Args:
         compute: called with rows of the same columns, in a thread of its own; what it returns of each is handed on.
         batch_size: most rows of a batch.
         limit: most rows that may wait.
-        pass_letters: letters that cost as much as a batch does before its first one.
         observe: told of every batch: rows, and seconds that they took.
     """
 
@@ -47,11 +43,9 @@ class Batcher:
         *,
         batch_size: int,
         limit: int,
-        pass_letters: int,
         observe: Callable[[int, float], None] = lambda rows, seconds: None,
     ) -> None:
         self.compute, self.batch_size, self.limit, self.observe = compute, batch_size, limit, observe
-        self.pass_letters = pass_letters
         self.waiting: list[Waiting] = []
         self.there = asyncio.Event()
 
@@ -87,15 +81,8 @@ class Batcher:
         """Return the rows of the next batch, which wait no more."""
         first = self.waiting[0]
         like = sorted((one for one in self.waiting if one.row.keys() == first.row.keys()), key=lambda one: one.size)
-        place, sizes = like.index(first), np.array([one.size for one in like])
-        totals = np.concatenate([[0], np.cumsum(sizes)])
-        starts = np.arange(max(0, place - self.batch_size + 1), place + 1)[:, None]
-        ends = np.arange(place + 1, min(len(like), place + self.batch_size) + 1)[None]
-        # What is computed, with what a pass costs whatever is in it, for a letter that somebody asked about.
-        costs = (self.pass_letters + (ends - starts) * sizes[ends - 1]) / (totals[ends] - totals[starts])
-        costs[ends - starts > self.batch_size] = np.inf
-        start, end = np.unravel_index(costs.argmin(), costs.shape)
-        batch = like[starts[start, 0] : ends[0, end]]
+        start = max(0, min(like.index(first) - self.batch_size // 2, len(like) - self.batch_size))
+        batch = like[start : start + self.batch_size]
         taken = set(batch)
         self.waiting = [one for one in self.waiting if one not in taken]
         if not self.waiting:

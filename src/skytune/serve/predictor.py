@@ -22,7 +22,7 @@ from ..job import JobDir
 from ..models.head import own_settings
 from ..tasks import TASKS, Scoring, find_task, of_saved
 from ..training.compiling import bounded
-from ..training.inputs import check_vocabulary, fit_columns, open_saved, padding_by
+from ..training.inputs import check_vocabulary, fit_columns, open_saved, padding_by, widest
 from ..training.oom import EvalBatchSize
 from ..training.padding_check import check_padding
 from ..training.strategy import build_strategy
@@ -103,7 +103,7 @@ class Predictor:
         self.scoring = Scoring.of(config.eval, saved.labels, settings=head.settings)
         self.collect = self.task.collector(head)
         self.padding = padding_by(self.reader)
-        self.one_length, self.checked = False, [-1, -1, -1]
+        self.one_length, self.widest, self.checked = False, widest(network), [-1, -1, -1]
         self.strategy = build_strategy(config, self.world)
         self.strategy.model = network
         if self.form != "image":
@@ -155,7 +155,7 @@ class Predictor:
             raise UserError(next(iter(found.odd.values()), "the text is blank"))
         tokens, _, cut = self.task.inputs(kept, self.reader, self.limit)
         table = TokenTable(tokens, self.padding)
-        table.one_length = self.one_length
+        table.one_length, table.widest = self.one_length, self.widest
         if (table.lengths < 1).any():
             raise UserError("the text has no tokens")
         fit_columns(self.strategy.model, {REQUEST: table}, say=False)

@@ -28,7 +28,7 @@ from ..job import Job, JobDir, write_json
 from ..models.head import own_settings
 from ..tasks import Scoring, Task, find_task
 from .compiling import bounded
-from .inputs import check_vocabulary, fit_columns, open_model, padding_of
+from .inputs import check_vocabulary, fit_columns, open_model, padding_of, widest
 from .oom import EvalBatchSize, explained
 from .padding_check import check_padding
 from .results import Phases, where_it_ran
@@ -62,6 +62,7 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         probe = reader.table(next(reader.shards(min(PROBED, config.predict.shard_rows))))[1]
         if len(probe):
             fit_columns(model, {"input": probe})
+        reader.widest = widest(model)
         reader.one_length = bool(len(probe) and check_padding(model, {"input": probe}, collect))
         if reader.one_length and world.main:
             log.warning("the logits of a row depend on padding: batches are cut so that all rows have one length")
@@ -116,6 +117,7 @@ class _Reader:
         folder = str(jobdir.root / str(job.tokenizer))
         self.reader = None if self.padding.pixels is not None else models.read_tokenizer(folder)
         self.one_length = False
+        self.widest: int | None = None
 
     def shards(self, rows: int) -> Iterator[Shard]:
         """Yield the rows of all files."""
@@ -142,7 +144,7 @@ class _Reader:
         rows, _ = drop_bad(self.task.arrange(shard.rows, self.config.data), self.config.data.bad_rows)
         kept = np.asarray(rows.number) - start
         table = TokenTable(self.task.inputs(rows, self.reader, self.config.data.max_length)[0], self.padding)
-        table.one_length = self.one_length
+        table.one_length, table.widest = self.one_length, self.widest
         return kept, table
 
     def columns(self, found: Ragged | None) -> dict[str, list[Any]]:

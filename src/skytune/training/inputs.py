@@ -91,9 +91,7 @@ def check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> N
     except (AttributeError, NotImplementedError, TypeError):
         return
     types = getattr(getattr(model, "config", None), "type_vocab_size", None)
-    named = [m for name, m in model.named_modules() if name.endswith(("position_embeddings", ".wpe"))]
-    found = [m for m in named if isinstance(m, torch.nn.Embedding)]
-    places = [m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in found]
+    places = _places(model)
     for name, table in tables.items():
         if table.largest() >= size:
             raise UserError(
@@ -106,11 +104,25 @@ def check_vocabulary(model: torch.nn.Module, tables: dict[str, TokenTable]) -> N
                 f"{table.largest('token_type_ids')}, the model knows {types}; use the model's own tokenizer "
                 "(model.tokenizer=null)"
             )
-        if places and (longest := int(table.lengths.max(initial=0))) > min(places):
+        if places and (longest := int(table.lengths.max(initial=0))) > places:
             raise UserError(
-                f"split '{name}' has a row of {longest} tokens, the model takes {min(places)}: data.max_length="
-                f"{min(places)} cuts texts there"
+                f"split '{name}' has a row of {longest} tokens, the model takes {places}: data.max_length="
+                f"{places} cuts texts there"
             )
+
+
+def _places(model: torch.nn.Module) -> int | None:
+    """Return how many tokens a model has embeddings of places for, None where it has none that are known."""
+    named = [m for name, m in model.named_modules() if name.endswith(("position_embeddings", ".wpe"))]
+    found = [m for m in named if isinstance(m, torch.nn.Embedding)]
+    return min((m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in found), default=None)
+
+
+def widest(model: torch.nn.Module) -> int | None:
+    """Return how many tokens a model has places for at least, None where it does not say."""
+    declared = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    known = [count for count in (_places(model), declared) if isinstance(count, int) and count > 0]
+    return min(known, default=None)
 
 
 def fit_columns(model: torch.nn.Module, tables: dict[str, TokenTable], say: bool = True) -> None:

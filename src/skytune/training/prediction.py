@@ -3,6 +3,10 @@
 Batches are cut from the whole split (sorted by length) before they are dealt out to the processes, so a row is computed
 in the same batch, with the same padding, however many processes there are, and no row is there twice to be taken out.
 Where memory runs out, a batch is computed in parts, with the padding of the whole.
+
+On a CPU what is computed of a row is the row's own, to the bit, whichever rows share its batch, as long as float32 is
+computed by torch's own kernels: it is padded to what its own length asks for, as attention adds up in another order at
+another width, and matrices are multiplied with `FEWEST` rows at least, as fewer take other kernels.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..config import UserError
 from ..data.batches import Ragged, TokenTable
 from ..distributed.collectives import gather_bytes
 from ..distributed.context import DistContext
+from .compiling import WIDTH
 from .oom import EvalBatchSize, half, ran_out, release
 
 Autocast = Callable[[], AbstractContextManager[None]]
@@ -24,15 +30,36 @@ Collect = Callable[[Any, Mapping[str, torch.Tensor]], np.ndarray | list[np.ndarr
 """What is kept of a batch, out of the model's output and the batch; see `skytune.tasks.Task`."""
 
 
-def eval_batches(lengths: np.ndarray, batch_size: int, limit: int | None, one_length: bool = False) -> list[np.ndarray]:
+FEWEST = 12
+"""Rows from which on matrices are multiplied in one order (MKL with AVX2 and AVX-512, 1 to 8 threads); with fewer, some
+threads get less than four, which are added up otherwise."""
+
+
+class _EnoughRows(TorchFunctionMode):
+    """Fills matrices of fewer rows up before they are multiplied with weights."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.nn.functional.linear or len(args) < 2:
+            return func(*args, **(kwargs or {}))
+        rows = args[0].reshape(-1, args[0].shape[-1])
+        lacking = FEWEST - len(rows)
+        if lacking <= 0 or not len(rows):
+            return func(*args, **(kwargs or {}))
+        filled = torch.nn.functional.pad(rows, (0, 0, 0, lacking))
+        return func(filled, *args[1:], **(kwargs or {}))[: len(rows)].reshape(*args[0].shape[:-1], -1)
+
+
+def eval_batches(
+    lengths: np.ndarray, batch_size: int, limit: int | None, multiple: int | None = None
+) -> list[np.ndarray]:
     """Return the row numbers of every evaluation batch, longest rows first (so a lack of memory shows at once).
 
-    With `limit` the first `limit * batch_size` rows of the split are used, not its longest ones. With `one_length` all
-    rows of a batch have the same.
+    With `limit` the first `limit * batch_size` rows of the split are used, not its longest ones. With `multiple` all
+    rows of a batch have the same length once that is rounded up to it.
     """
     count = len(lengths) if limit is None else min(len(lengths), limit * batch_size)
     order = np.argsort(-np.asarray(lengths[:count]), kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if one_length else [order]
+    groups = np.split(order, np.flatnonzero(np.diff(-(lengths[order] // -multiple))) + 1) if multiple else [order]
     return [group[start : start + batch_size] for group in groups for start in range(0, len(group), batch_size)]
 
 
@@ -66,13 +93,16 @@ def predict(
     at_once = at_once or EvalBatchSize(batch_size)
     if training := any(module.training for module in model.modules()):
         model.eval()
-    batches = eval_batches(table.lengths, batch_size, limit, table.one_length)
+    if exact := world.device.type == "cpu":
+        multiple = max(multiple, WIDTH)
+    borders = 1 if table.one_length else multiple if exact else None
+    batches = eval_batches(table.lengths, batch_size, limit, borders)
     rows: list[np.ndarray] = []
     collected: list[Ragged] = []
     # Every process makes the same number of calls (if memory lasts): a sharded model gathers its weights in each.
     numbers = range(world.rank, -(-len(batches) // world.size) * world.size, world.size)
     own = [batches[min(number, len(batches) - 1)] for number in numbers]
-    for number, batch, tensors in zip(numbers, own, _laid_out(table, own, multiple), strict=True):
+    for number, batch, tensors in zip(numbers, own, _laid_out(table, own, multiple, exact), strict=True):
         found = _collected(model, tensors, len(batch), world.device, collect, at_once, lockstep, autocast)
         if number < len(batches):
             rows.append(batch)
@@ -84,10 +114,12 @@ def predict(
     return all_rows[order], everything.take(order)
 
 
-def _laid_out(table: TokenTable, batches: list[np.ndarray], multiple: int) -> Iterator[dict[str, torch.Tensor]]:
+def _laid_out(
+    table: TokenTable, batches: list[np.ndarray], multiple: int, exact: bool
+) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the tensors of batches; where images are decoded for them, of the next one meanwhile."""
     if table.images is None or not batches:
-        yield from (table.batch(batch, multiple) for batch in batches)
+        yield from (table.batch(batch, multiple, own_width=exact) for batch in batches)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         coming = pool.submit(table.batch, batches[0], multiple)
@@ -139,7 +171,9 @@ def _attempt(
     """Return what is kept of some rows, None where memory ran out."""
     try:
         here = {name: tensor.to(device) for name, tensor in tensors.items()}
-        with autocast():
+        few = device.type == "cpu" and len(next(iter(here.values()))) < FEWEST
+        compiled = getattr(model, "_compiled_call_impl", None) is not None
+        with autocast(), _EnoughRows() if few and not compiled else nullcontext():
             output = model(**{name: tensor for name, tensor in here.items() if name != "labels"})
         return Ragged.of(collect(output, here))
     except Exception as error:

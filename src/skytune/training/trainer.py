@@ -37,7 +37,7 @@ from .callbacks.progress import Progress
 from .callbacks.trackers import Tracking
 from .compiling import WIDTH, bounded
 from .flops import Work, work_of
-from .inputs import check_vocabulary, fit_columns, open_model, open_tables, targets_of, units_of
+from .inputs import check_vocabulary, fit_columns, open_model, open_tables, targets_of, units_of, widest
 from .loop import total_steps, train
 from .memory_plan import memory_line
 from .oom import EvalBatchSize, explained, micro_batch
@@ -79,6 +79,9 @@ def run_job(jobdir: JobDir, job: Job, *, started: float, asked: int | None) -> N
         collect = task.collector(head)
         fit_columns(model, tables)
         check_vocabulary(model, tables)
+        places = widest(model)
+        for table in tables.values():
+            table.widest = places
         for reason in filter(None, [main_does(world, lambda: check_padding(model, tables, collect))]):
             if world.main:
                 log.warning("%s; batches are cut so that all their rows have one length, which takes longer", reason)

@@ -30,7 +30,8 @@ class BatchConfig:
     1 switches length bucketing off."""
 
     pad_multiple: int | None = None
-    """Padded lengths are multiples of this. Empty means 8, which a GPU's matrix products want; on a CPU 1."""
+    """Padded lengths are multiples of this. Empty means 8, which a GPU's matrix products want; on a CPU 1
+    (in an evaluation 8: a row's logits then do not depend on its batch)."""
 
     def __post_init__(self) -> None:
         at_least(self, "batch", 1, "global_size", "bucket_batches", "pad_multiple")
