@@ -139,5 +139,6 @@ def test_logits_of_another_shape_are_refused(tokenized: Callable[..., Any], tmp_
 
     world = DistContext(0, 1, torch.device("cpu"), Precision.fp32)
     table = TokenTable(tokenized(16).with_format("arrow")[:])
+    collect = TASKS["text-classification"].collector(Head())
     with pytest.raises(UserError, match=r"returned logits of shape \[8\] for 8 rows"):
-        rows_and_logits(Flat(), table, world, TASKS["text-classification"].collector(Head()), batch_size=8)
+        rows_and_logits(Flat(), table, world, collect, batch_size=8, multiple=64)  # all rows of one width
