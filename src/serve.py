@@ -86,23 +86,18 @@ def run(words: argparse.Namespace) -> int:
         import torch
 
         torch.set_num_threads(words.threads)
-    serve(
-        words.checkpoint,
-        {
-            "task": {"name": words.task},
-            "plugins": words.plugins,
-            "trust": words.trust,
-            "precision": words.precision,
-            "compute": {"device": words.device},
-            "data": {} if words.max_length is None else {"max_length": words.max_length},
-        },
-        host=words.host,
-        port=words.port,
-        batch_size=words.batch_size,
-        queue=words.queue,
-        limits=Limits(rows=words.max_rows, characters=words.max_characters, body_bytes=words.max_body),
-        grace_seconds=words.grace,
+    values = {
+        "task": {"name": words.task},
+        "plugins": words.plugins,
+        "trust": words.trust,
+        "precision": words.precision,
+        "compute": {"device": words.device},
+        "data": {"max_length": words.max_length},
+    }
+    limits = Limits(
+        words.max_rows, words.max_characters, words.max_body, queue=words.queue, batch_rows=words.batch_size
     )
+    serve(words.checkpoint, values, host=words.host, port=words.port, limits=limits, grace_seconds=words.grace)
     return EXIT_OK
 
 

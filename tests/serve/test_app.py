@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from skytune.serve.page import facts_of
 from skytune.serve.predictor import Answer, Predictor
 from skytune.serve.requests import Limits, Reader
 
-LIMITS = Limits(rows=5, characters=200, body_bytes=10_000, read_seconds=0.2)
+LIMITS = Limits(rows=5, characters=200, body_bytes=10_000, read_seconds=0.2, queue=20, batch_rows=4)
 JSON = {"Content-Type": "application/json"}
 
 
@@ -38,12 +39,12 @@ def predictor(saved: Callable[[str], Path]) -> Predictor:
 
 @asynccontextmanager
 async def client(
-    predictor: Any, token: str | None = None, limits: Limits = LIMITS, queue: int = 20, form: Any = "text"
+    predictor: Any, token: str | None = None, limits: Limits = LIMITS, form: Any = "text"
 ) -> AsyncIterator[httpx.AsyncClient]:
     facts = {"name": "m", "task": "t", "version": "1", "card": "", "scores": {}, "scored_rows": 0, "facts": {}}
     if isinstance(predictor, Predictor):
-        facts = facts_of(predictor, limits, 4, queue, "http://test:81")
-    app = make_app(predictor, Reader(form, limits, token), batch_size=4, queue=queue, facts=facts)
+        facts = facts_of(predictor, limits, "http://test:81")
+    app = make_app(predictor, Reader(form, limits, token), facts)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (
         app.app.router.lifespan_context(app.app),
@@ -224,7 +225,7 @@ def test_a_full_queue_refuses_and_what_it_took_is_answered() -> None:
     held = Held()
 
     async def run() -> None:
-        async with client(held, queue=6) as made:
+        async with client(held, limits=replace(LIMITS, queue=6)) as made:
 
             def send(number: int) -> "asyncio.Future[httpx.Response]":
                 return asyncio.ensure_future(made.post("/predict", json={"inputs": [f"a{number}"]}))

@@ -70,12 +70,7 @@ class Decision:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            **asdict(self),
-            "values": list(self.values),
-            "alone": self.alone and list(self.alone),
-            "line": self.line,
-        }
+        return {**asdict(self), "line": self.line}
 
 
 def decide(new: GateScores, old: GateScores | None, limits: PromoteConfig, model: str, before: str = "") -> Decision:

@@ -82,21 +82,10 @@ class Traffic:
             self.running, self.last = self.running - 1, time.monotonic()
 
 
-def make_app(predictor: Predictor, reader: Reader, *, batch_size: int, queue: int, facts: dict[str, Any]) -> Traffic:
-    """Return the application.
-
-    Args:
-        batch_size: most rows of a micro-batch.
-        queue: most rows that wait.
-        facts: what the page says of the model, see `page.facts_of`.
-    """
-    metrics = Metrics()
-    batcher = Batcher(
-        predictor.answers,
-        batch_size=batch_size,
-        limit=queue,
-        observe=metrics.batch,
-    )
+def make_app(predictor: Predictor, reader: Reader, facts: dict[str, Any]) -> Traffic:
+    """Return the application, whose page shows what `page.facts_of` returned."""
+    metrics, limits = Metrics(), reader.limits
+    batcher = Batcher(predictor.answers, batch_size=limits.batch_rows, limit=limits.queue, observe=metrics.batch)
     metrics.queue.set_function(lambda: len(batcher.waiting))
 
     @asynccontextmanager
@@ -132,7 +121,7 @@ def make_app(predictor: Predictor, reader: Reader, *, batch_size: int, queue: in
         try:
             found = await batcher.answer(rows)
         except QueueFull:
-            many = f"{len(batcher.waiting)} rows wait, and at most {queue} may: try again"
+            many = f"{len(batcher.waiting)} rows wait, and at most {limits.queue} may: try again"
             raise HTTPException(429, many, {"Retry-After": "1"}) from None
         metrics.latency.observe(time.monotonic() - start)
         return JSONResponse({"predictions": [_told(answer, number, logits) for number, answer in enumerate(found)]})

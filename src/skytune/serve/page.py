@@ -28,7 +28,7 @@ SHOWN = 40
 """Classes that are listed."""
 
 
-def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int, address: str) -> dict[str, Any]:
+def facts_of(predictor: Predictor, limits: Limits, address: str) -> dict[str, Any]:
     """Return what the page says of a model and of the server at an address."""
     folder, names = Path(predictor.saved.folder), predictor.scoring.names
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
@@ -53,7 +53,7 @@ def facts_of(predictor: Predictor, limits: Limits, batch_size: int, queue: int, 
             "classes" if predictor.task.name != "regression" else "outputs": shown,
             "texts": f"{limit}; at most {limits.characters:,} letters",
             "a request": f"at most {limits.rows:,} rows, {limits.body_bytes:,} bytes",
-            "at once": f"batches of {batch_size} rows; {queue:,} rows may wait",
+            "at once": f"batches of {limits.batch_rows} rows; {limits.queue:,} rows may wait",
             "computed": f"{predictor.world.describe()}, {predictor.world.precision.value}",
         },
     }

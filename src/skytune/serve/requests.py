@@ -31,7 +31,7 @@ BODIES = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may be asked for at once."""
+    """How much may be asked for at once, and how much of it is computed together."""
 
     rows: int = 256
     """Rows of one request."""
@@ -44,6 +44,12 @@ class Limits:
 
     read_seconds: float = 30
     """Seconds in which a body has to arrive."""
+
+    queue: int = 1024
+    """Rows that wait."""
+
+    batch_rows: int = 32
+    """Rows of a micro-batch."""
 
 
 class Reader:

@@ -69,23 +69,11 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(
-    checkpoint: str,
-    run: dict[str, Any],
-    *,
-    host: str,
-    port: int,
-    batch_size: int,
-    queue: int,
-    limits: Limits,
-    grace_seconds: int,
-) -> None:
+def serve(checkpoint: str, run: dict[str, Any], *, host: str, port: int, limits: Limits, grace_seconds: int) -> None:
     """Serve a trained model until SIGTERM or Ctrl-C.
 
     Args:
         run: keys of a run: task, plugins, trust, precision, compute, data.max_length.
-        batch_size: most rows of a micro-batch.
-        queue: most rows that wait.
         grace_seconds: for what was asked, at the end.
 
     Raises:
@@ -96,13 +84,13 @@ def serve(
         raise ConfigError(f"{TOKEN} is empty: give it a value, or unset it to serve without a token")
     place = _bind(host, port)
     host, port = place.getsockname()[:2]
-    config = RunConfig.parse({**run, "eval": {"batch_size": batch_size}})
+    config = RunConfig.parse({**run, "eval": {"batch_size": limits.batch_rows}})
     predictor = Predictor(checkpoint, config)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{port}"
-    facts = facts_of(predictor, limits, batch_size, queue, where)
+    facts = facts_of(predictor, limits, where)
     reader = Reader(predictor.form, limits, token and token.strip())
-    traffic = make_app(predictor, reader, batch_size=batch_size, queue=queue, facts=facts)
+    traffic = make_app(predictor, reader, facts)
     settings = uvicorn.Config(
         traffic,
         log_level="warning",
