@@ -2,11 +2,12 @@
 
     python benchmarks/architectures.py --out benchmarks/results
     python benchmarks/architectures.py --only gpt2 vit-base
+    python benchmarks/architectures.py --only bert-base vit-base --tiny      small models, to see that it runs on a CPU
 
 Models have their published shapes and random weights; rows are made: as long as SST-2's (13 tokens on average, at most
 66), or long text (254 on average, at most 512), and 224-pixel images as tensors. Needs torch, transformers, accelerate,
-pyarrow and this source tree alone. Every architecture has a process of its own: they compile at once, a few at a time,
-and are timed one after the other. `ours` is the step that `compute.packed=auto` takes, fed from the table as in a run,
+pyarrow and this source tree alone. Every way has a process of its own: they compile at once, a few at a time, and
+are timed one after the other. `ours` is the step that `compute.packed=auto` takes, fed from the table as in a run,
 without callbacks; the HF Trainer pads every batch to its longest row; the hand loop is
 `torch.compile(mode="reduce-overhead")` over rows padded to one length, with torch's fused AdamW.
 """
@@ -80,14 +81,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name: (transformers' class, options of its configuration), as published; t5 and bart as classifiers of sentences."""
 
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
 WARM, TIMED = 64, 256
 """Steps of ours before and while time is taken."""
 
 TOGETHER = 6
-"""Architectures that compile at once: a machine of 16 cores takes that many."""
+"""Processes that compile at once: a machine of 16 cores takes that many."""
 
-NOT_LONG = ("t5-base",)
-"""Not timed on long text: its kinds of blocks, each with and without a bias of positions, compile for minutes."""
+WAYS = ("ours", "long", "hand", "trainer")
+"""Ours on short and on long text, a compiled loop, the HF Trainer; each in a process of its own."""
 
 ROWS = 12_000
 
@@ -187,7 +190,7 @@ def timed(steps: TrainStep, warm: int, count: int) -> float:
     return (synchronized() - start) / count
 
 
-def trainer(name: str, table: Any, batch: int, steps: int = 32, warm: int = 12) -> float:
+def trainer(model: Any, table: Any, batch: int, steps: int = 32, warm: int = 12) -> float:
     """Return seconds a step of the HF Trainer in bf16."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -214,7 +217,7 @@ def trainer(name: str, table: Any, batch: int, steps: int = 32, warm: int = 12) 
             output_dir=folder,
             per_device_train_batch_size=batch,
             max_steps=steps,
-            bf16=True,
+            bf16=torch.cuda.is_available(),
             report_to="none",
             save_strategy="no",
             logging_steps=10,
@@ -222,7 +225,7 @@ def trainer(name: str, table: Any, batch: int, steps: int = 32, warm: int = 12) 
             remove_unused_columns=False,
         )
         Trainer(
-            model=model_of(name),
+            model=model,
             args=settings,
             train_dataset=Rows(),
             callbacks=[clock],
@@ -255,133 +258,147 @@ def hand_loop(name: str, table: Any, batch: int) -> Callable[[int], None]:
     return steps
 
 
-def one(name: str, ways: list[str]) -> dict[str, Any]:
-    """Compile, say so, wait for a word, take the times; return the architecture's row."""
+def one(name: str, way: str, tiny: bool = False) -> dict[str, Any]:
+    """Compile, say so, wait for a word, take the time of one way; return what it adds to the architecture's row."""
     torch.set_num_threads(4)
-    model, batch = model_of(name), 64 if name.startswith("vit") else 32
-    work, table = work_of(model), table_of(model)
+    clock, small = time.perf_counter(), TINY if tiny else {}
+    model, batch = model_of(name, **small), 4 if tiny else 64 if name.startswith("vit") else 32
+    work, table = work_of(model), table_of(model, long=way == "long", rows=4000 if way == "long" else ROWS)
     row: dict[str, Any] = {"name": name, "batch": batch}
-    clock = time.perf_counter()
-    steps = open_steps(*parts_of(model, table, batch))
-    take(steps, 2 * steps.most)
-    row |= {"steps": steps.run.report.get("steps_taken"), "ready_s": round(time.perf_counter() - clock, 1)}
-    row |= steps.run.report.get("captured", {})
-    row |= {"gradient_error": steps.gradient_error} if isinstance(steps, CapturedSteps) else {}
-    loop, clock = None, time.perf_counter()
-    if "hand" in ways:
-        try:
-            loop = hand_loop(name, table, batch)
-            row["hand_ready_s"] = round(time.perf_counter() - clock, 1)
-        except Exception as error:
-            row["hand_failed"] = str(error).strip().partition("\n")[0][:200]
-        torch.cuda.empty_cache()
-    long, texts = None, table_of(model, long=True, rows=4000)
-    if isinstance(texts, TokenTable) and "long" in ways and name not in NOT_LONG:
-        long = open_steps(*parts_of(model_of(name), texts, batch))
-        take(long, 2)
-    print("READY", flush=True)
-    sys.stdin.readline()
-    row["ours_ms"] = 1e3 * timed(steps, WARM, TIMED)
-    if "trainer" in ways:
-        row["trainer_ms"] = 1e3 * trainer(name, table, batch)
-    if loop is not None:
+    if way == "trainer":
+        _ready()
+        return row | {"trainer_ms": 1e3 * trainer(model, table, batch)}
+    if way == "hand":
+        loop = hand_loop(name, table, batch)
+        row["hand_ready_s"] = time.perf_counter() - clock
+        _ready()
         loop(20)
         start = synchronized()
         loop(100)
-        row["hand_ms"] = 10 * (synchronized() - start)
-    most = peak(torch.cuda.get_device_name(), Precision.bf16) if torch.cuda.is_available() else None
-    if long is not None:
-        row["long_ms"] = 1e3 * timed(long, 32, 64)
+        return row | {"hand_ms": 10 * (synchronized() - start)}
+    steps = open_steps(*parts_of(model, table, batch))
+    take(steps, 2 * steps.most)
+    ready = time.perf_counter() - clock
+    _ready()
+    if way == "long":
+        row["long_ms"] = 1e3 * timed(steps, 32, 64)
+        most = peak(torch.cuda.get_device_name(), Precision.bf16) if torch.cuda.is_available() else None
         if work is not None and most:
-            row["long_mfu"] = work.of(texts.lengths) / len(texts) * batch / (row["long_ms"] / 1e3) / most
-    if name.startswith("vit"):
-        row["images_per_s"] = batch / row["ours_ms"] * 1e3
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+            row["long_mfu"] = work.of(table.lengths) / len(table) * batch / (row["long_ms"] / 1e3) / most
+        return row
+    row |= {"steps": steps.run.report.get("steps_taken"), "ready_s": ready, **steps.run.report.get("captured", {})}
+    row |= {"gradient_error": steps.gradient_error} if isinstance(steps, CapturedSteps) else {}
+    row["ours_ms"] = 1e3 * timed(steps, WARM, TIMED)
+    return row | ({"images_per_s": batch / row["ours_ms"] * 1e3} if name.startswith("vit") else {})
+
+
+def _ready() -> None:
+    print("READY", flush=True)
+    sys.stdin.readline()
 
 
 def main() -> int:
     """Start all processes, time them in turn, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
-    parser.add_argument("--ways", nargs="+", default=["trainer", "hand", "long"], help="beside ours")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--out", type=Path, help="folder of the table; rows of earlier calls that lie there stay")
+    parser.add_argument("--tiny", action="store_true", help="of BERT's kind and ViT; the trainer and ours alone")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         import logging
 
         logging.basicConfig(level="INFO", format="%(message)s")
-        print("RESULT " + json.dumps(one(arguments.one, arguments.ways)), flush=True)
+        found = one(arguments.one[0], arguments.one[1], arguments.tiny)
+        rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in found.items()}
+        print("RESULT " + json.dumps(rounded), flush=True)
         return 0
-    failed, rows = [], []
-    for at in range(0, len(arguments.only), TOGETHER):
-        children = [(name, *_start(name, arguments.ways)) for name in arguments.only[at : at + TOGETHER]]
-        for _, child, _ in children:
+    failed, rows = 0, dict[str, dict[str, Any]]()
+    wanted = [(name, way) for name in arguments.only for way in arguments.ways]
+    wanted = [(name, way) for name, way in wanted if way != "long" or not name.startswith("vit")]
+    wanted = [(name, way) for name, way in wanted if way in ("ours", "trainer") or not arguments.tiny]
+    for at in range(0, len(wanted), TOGETHER):
+        children = [(name, way, *_start(name, way, arguments.tiny)) for name, way in wanted[at : at + TOGETHER]]
+        for _, _, child, _ in children:
             next((line for line in child.stdout or () if line.startswith("READY")), None)
-        for name, child, log in children:
-            found, _ = child.communicate("go\n")
-            line = next((text for text in found.splitlines() if text.startswith("RESULT ")), None)
+        for name, way, child, log in children:
+            told, _ = child.communicate("go\n" if child.poll() is None else None)
+            line = next((text for text in told.splitlines() if text.startswith("RESULT ")), None)
+            row = rows.setdefault(name, {"name": name})
             if line is None:
                 log.seek(0)
-                print(f"{name} FAILED with exit code {child.returncode}\n{log.read()[-1500:]}", flush=True)
-                failed.append(name)
-                continue
-            rows.append(json.loads(line.removeprefix("RESULT ")))
-            print(json.dumps(rows[-1]), flush=True)
+                failed += 1
+                row[f"{way}_failed"] = f"exit code {child.returncode}"
+                print(f"{name}, {way}: FAILED with exit code {child.returncode}\n{log.read()[-3000:]}", flush=True)
+            else:
+                row |= json.loads(line.removeprefix("RESULT "))
+                print(way, json.dumps(row), flush=True)
             if arguments.out:
                 write(arguments.out, rows)
     return 1 if failed else 0
 
 
-def _start(name: str, ways: list[str]) -> tuple[subprocess.Popen[str], IO[str]]:
-    """Start a process of one architecture; return it and what it logs."""
+def _start(name: str, way: str, tiny: bool) -> tuple[subprocess.Popen[str], IO[str]]:
+    """Start a process of one way to train an architecture; return it and what it logs."""
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
-    command = [sys.executable, "-X", "faulthandler", __file__, "--one", name, "--ways", *ways]
+    command = [sys.executable, "-X", "faulthandler", __file__, "--one", name, way, *(["--tiny"] if tiny else [])]
     environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True), log
 
 
-def write(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the table as JSON and as Markdown."""
+def write(folder: Path, rows: dict[str, dict[str, Any]]) -> None:
+    """Write the table as JSON and as Markdown; rows of other architectures that lie there stay."""
     import transformers
 
-    command = "python benchmarks/architectures.py " + " ".join(sys.argv[1:])
-    head = {
+    file = folder / "architectures.json"
+    call = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "date": date.today().isoformat(),
-        "command": command,
+        "command": "python benchmarks/architectures.py " + " ".join(sys.argv[1:]),
     }
+    before = json.loads(file.read_text()) if file.is_file() else {"rows": []}
+    kept = [row for row in before["rows"] if row["name"] not in rows]
+    every = [*kept, *({**row, "call": call} for row in rows.values())]
+    every.sort(key=lambda row: list(ARCHITECTURES).index(row["name"]))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "architectures.json").write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
-    lines = [f"# Training speed by architecture on one {head['device']}", ""]
-    lines += [f"- {key}: {value}" for key, value in head.items() if key not in ("device", "command")]
-    lines += [f"- `{command}`", "", "ms a step; MFU on long text counts no padding.", ""]
-    lines += [
-        "| model | batch | steps | ours | HF Trainer, bf16 | hand loop | times HF | times hand | long text | MFU |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
-    for row in rows:
-        taken = str(row["steps"]).partition(":")[0] + (", compiled" if row.get("compiled") else "")
-        cells = [row["name"], row["batch"], taken]
+    file.write_text(json.dumps({**before, "rows": every}, indent=1) + "\n")
+    calls = list(dict.fromkeys(json.dumps(row["call"]) for row in every))
+    lines = ["# Training speed by architecture", ""]
+    for number, text in enumerate(calls, 1):
+        told = json.loads(text)
+        lines.append(f"{number}. `{told.pop('command')}`: " + ", ".join(f"{k} {v}" for k, v in told.items()))
+    lines += ["", "ms a step; MFU on long text (254 tokens on average) counts no padding. A row is of one call.", ""]
+    lines.append(
+        "| model | batch | steps | ours | HF, bf16 | hand loop | times HF | times hand | long text | MFU | call |"
+    )
+    lines += ["|---|---|---|---|---|---|---|---|---|---|---|"]
+    for row in every:
+        taken = str(row.get("steps") or "").partition(":")[0] + (", compiled" if row.get("compiled") else "")
+        cells = [row["name"], row.get("batch", ""), taken]
         cells += [_number(row.get(key), "{:.2f}") for key in ("ours_ms", "trainer_ms", "hand_ms")]
         cells += [_number(_ratio(row, key), "{:.1f}x") for key in ("trainer_ms", "hand_ms")]
         cells += [_number(row.get("long_ms"), "{:.2f}"), _number(row.get("long_mfu"), "{:.1%}")]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    for row in rows:
+        lines.append("| " + " | ".join(map(str, cells)) + f" | {calls.index(json.dumps(row['call'])) + 1} |")
+    for row in every:
         if "images_per_s" in row:
             lines += ["", f"{row['name']}: {row['images_per_s']:.0f} images/s from tensors."]
-        if "hand_failed" in row:
-            lines += ["", f"{row['name']}: the hand loop failed: {row['hand_failed']}"]
-        if str(row["steps"]).startswith("plain"):
+        for way in WAYS:
+            if f"{way}_failed" in row:
+                lines += ["", f"{row['name']}, {way}: failed with {row[f'{way}_failed']}."]
+        if str(row.get("steps")).startswith("plain"):
             lines += ["", f"{row['name']} is not captured: {row['steps']}"]
-    (folder / "architectures.md").write_text("\n".join(lines) + "\n")
+    notes = before.get("notes", [])  # written by hand
+    (folder / "architectures.md").write_text(
+        "\n".join([*lines, *(line for note in notes for line in ("", note))]) + "\n"
+    )
 
 
 def _ratio(row: dict[str, Any], key: str) -> float | None:
-    return row[key] / row["ours_ms"] if key in row else None
+    return row[key] / row["ours_ms"] if key in row and "ours_ms" in row else None
 
 
 def _number(value: float | None, form: str) -> str:

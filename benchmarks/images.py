@@ -134,8 +134,8 @@ def main() -> int:
     rates: dict[str, float] = {}
     for name, table, workers in (("tensors", ready, 0), ("JPEG", files, given.workers)):
         model = architectures.model_of("vit-base", **options)
-        loader = {"loader": {"num_workers": workers}}
-        steps = open_steps(*architectures.parts_of(model, table, batch, precision, warm + count, **loader))
+        loader: Any = {"loader": {"num_workers": workers}}
+        steps = open_steps(*architectures.parts_of(model, table, batch, precision, **loader))
         rates[f"ours, {name}"] = batch / architectures.timed(steps, warm, count)
         steps.close()
         print(
