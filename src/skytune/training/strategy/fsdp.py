@@ -34,11 +34,6 @@ log = logging.getLogger(__name__)
 EXCHANGE = re.compile(r"gloo|nccl|collective", re.IGNORECASE)
 """What an error says that came of an exchange between processes."""
 
-AT_ONCE, FEWEST = 100_000_000, 4
-"""Weights that are gathered together at least, where blocks are smaller; and how many such groups there are at least,
-where a model is. 1.0 billion in 22 blocks: 108 ms a step with one block a group, see benchmarks/results/strategies.md
-(one H200, whose CPU is the limit)."""
-
 CUT_UP = re.compile(r"DTensor|sharding|placement", re.IGNORECASE)
 """What torch says of an operation that it has for whole tensors alone."""
 
@@ -89,11 +84,10 @@ class FullyShard(Strategy):
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
             "offload_policy": CPUOffloadPolicy(self.world.device.type == "cuda") if offload else OffloadPolicy(),
         }
-        if self.config.compile.mode is not CompileMode.off:
-            for block in blocks:
+        for block in blocks:
+            if self.config.compile.mode is not CompileMode.off:
                 compile_in_place(block, self.config)
-        for some in [[block] for block in blocks] if settings.wrap else gathered_at_once(blocks):
-            fully_shard(some, reshard_after_forward=settings.sharding is not Sharding.grad_op, **common)
+            fully_shard(block, reshard_after_forward=settings.sharding is not Sharding.grad_op, **common)
         fully_shard(model, reshard_after_forward=False, **common)  # what is outside the blocks is needed to the end
         self.model = self.module = model
         if self.world.size > 1:
@@ -111,6 +105,9 @@ class FullyShard(Strategy):
         settings = self.config.strategy
         if self.config.compile.mode is not CompileMode.off or settings.activation_checkpointing:
             return False
+        told: Any = getattr(self.model, "config", None)
+        if getattr(told, "use_cache", None):
+            told.use_cache = False  # a cache of keys and values, which is another for every block
         torch._dynamo.config.suppress_errors = True  # a block that cannot be compiled is computed as ever
         blocks = find_blocks(self.model, settings.wrap)
         for block in blocks:
@@ -240,20 +237,6 @@ class FullyShard(Strategy):
             if self.world.main:
                 whole[name] = full.detach().to("cpu", copy=True)
         return None if self.skeleton is None else filled(self.skeleton, whole)
-
-
-def gathered_at_once(blocks: list[torch.nn.Module]) -> list[list[torch.nn.Module]]:
-    """Return the blocks in groups whose weights are gathered together: each gathering costs the CPU a millisecond, so
-    small blocks share one, but there are a few, that one may be computed while the next is gathered."""
-    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
-    least, found = min(AT_ONCE, sum(sizes) / FEWEST), [list[torch.nn.Module]()]
-    filled = 0
-    for at, (block, count) in enumerate(zip(blocks, sizes, strict=True)):
-        if filled >= least or (at and type(block) is not type(blocks[at - 1])):
-            found, filled = [*found, []], 0
-        found[-1].append(block)
-        filled += count
-    return [some for some in found if some]
 
 
 class _Cut(dict[str, torch.Tensor]):
