@@ -1,5 +1,6 @@
 """Language models on one GPU: tokens a second, share of the peak and memory, ours beside hand loops and HF Trainer.
 
+    python benchmarks/language.py --gpus 1 2 4 [--cases sft blocks full lora] [--out FILE.json]
     python benchmarks/language.py [--cases sft blocks full lora] [--steps 40] [--out FILE.json]
 
 Needs torch, transformers, accelerate, peft, pyarrow and this source tree; no hub, no data set: models have published
@@ -321,8 +322,14 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--gpus", nargs="+", type=int, help="ours alone, on so many GPUs: see language_gpus.py")
+    parser.add_argument("--tiny", action="store_true", help="with --gpus: small models on CPU processes")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.gpus:
+        from language_gpus import spread
+
+        return spread(arguments)
     ways = dict(zip(WAYS, (by_us, by_hand, by_trainer, by_trl), strict=True))
     if arguments.one:
         name, way = arguments.one
