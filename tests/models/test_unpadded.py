@@ -8,11 +8,13 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from skytune.config import Precision, RunConfig, from_dict
+from skytune.config import ModelConfig, Precision, RunConfig, from_dict
 from skytune.data.batches import Padding, TokenTable
 from skytune.data.order import SampleOrder
 from skytune.distributed.context import DistContext
 from skytune.job import JobDir
+from skytune.models.head import Head
+from skytune.models.lora import attach
 from skytune.models.unpadded import KEYS, Reordered, difference, places, unpadded
 from skytune.training import captured_step, select_step
 from skytune.training.callbacks.base import Run
@@ -32,7 +34,10 @@ MODELS = {
     "GPT2": {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4},
     "Bart": {"vocab_size": 50, "d_model": 32, **BART, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "eos_token_id": 2},
     "Llama": {**SMALL, "num_key_value_heads": 2},
-    "Qwen2": {**SMALL, "num_key_value_heads": 2},
+    "Mistral": {**SMALL, "num_key_value_heads": 2, "sliding_window": 8},
+    "Mixtral": {**SMALL, "num_key_value_heads": 2},
+    "Gemma3Text": {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8},
+    "MBart": {"vocab_size": 50, "d_model": 32, **BART, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "eos_token_id": 2},
 }
 T5 = {"vocab_size": 50, "d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 64}
 T5 |= {"decoder_start_token_id": 0, "eos_token_id": 2}
@@ -120,6 +125,24 @@ def test_losses_and_weights_are_those_of_padded_rows(kind, micro):
         torch.testing.assert_close(q, p, atol=1e-4, rtol=1e-3)  # AdamW makes much of a key's bias, which learns nothing
     assert steps.padding_share < 0.35
     assert all(block._compiled_call_impl is None for block in steps.blocks)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Bart"])
+def test_adapters_and_a_loss_of_ones_own(kind):
+    def loss(logits, labels):
+        weights = torch.tensor([1.0, 2.0, 0.5])
+        return torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.2, weight=weights)
+
+    pair = []
+    for _ in range(2):
+        network = model(kind, MODELS[kind])
+        settings = {"name": "random", "pretrained": False, "lora": {"rank": 4}}
+        attach(network, from_dict(ModelConfig, settings), "random", set())
+        pair.append(network)
+    expected = take(EagerStep(*parts(pair[0], table()), Head(loss=loss)))
+    steps = CapturedSteps(*parts(pair[1], table()), Head(loss=loss))
+    assert steps.unpad() == "" and steps.prepare() == ""
+    np.testing.assert_allclose(take(steps), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_every_token_has_its_own_answer():

@@ -29,7 +29,8 @@ def find_blocks(model: torch.nn.Module, name: str | None = None) -> list[torch.n
     # A model may name its embeddings too; one module alone is no block.
     found = [module for module in model.modules() if _class(module) in named & _repeated(model)]
     if found:
-        return found
+        inside = {part for block in found for part in block.modules() if part is not block}
+        return [block for block in found if block not in inside]  # MBart names its blocks' attention, too
     lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len({type(i) for i in m}) == 1]
     lists = [blocks for blocks in lists if not isinstance(blocks[0], torch.nn.ModuleList)]  # Funnel's, lists of lists
     kind = type(max(lists, key=len)[0]) if lists else None
