@@ -20,7 +20,7 @@ class Device(str, Enum):
 
 
 class PackedMode(str, Enum):
-    """Whether steps are taken on the fast path: packed, or captured with padding."""
+    """Whether steps are taken on the fast path: captured, rows packed or padded."""
 
     auto = "auto"
     on = "on"
@@ -55,7 +55,7 @@ class ComputeConfig:
 
     packed: PackedMode = PackedMode.auto
     """The fast path of the training step: all of a step captured in one CUDA graph; rows packed without padding where
-    the model has such a form, else padded to a few lengths, and the model's blocks compiled in runs of 500 steps and
+    the model allows it, else padded to a few lengths, and the model's blocks compiled in runs of 500 steps and
     more. `auto` takes it on CUDA where a trial shows the same losses and gradients, and says in one line which and why;
     `on` insists (on a CPU too, where it is there for tests and slower); `off` never takes it. The mathematics are the
     same, rounding is not."""
