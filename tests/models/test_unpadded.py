@@ -211,6 +211,8 @@ def test_a_run_says_that_its_rows_are_packed(caplog):
 
 
 def test_a_form_that_cannot_be_captured_is_padded_again(monkeypatch, caplog):
+    caplog.set_level("INFO")
+
     def prepare(self):
         return "it is packed" if self.table.unpadded else whole(self)
 
@@ -219,6 +221,7 @@ def test_a_form_that_cannot_be_captured_is_padded_again(monkeypatch, caplog):
     steps = select_step.open_steps(*parts(model("GPT2", MODELS["GPT2"]), table()))
     assert isinstance(steps, CapturedSteps) and not steps.table.unpadded
     assert "blocks are not packed: it is packed" in caplog.text and take(steps, 2)
+    assert "with padding" in caplog.text and caplog.text.rstrip().endswith("not packed: it is packed")
 
 
 @settings(max_examples=60, deadline=None)

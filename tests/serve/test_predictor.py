@@ -84,13 +84,14 @@ def test_logits_are_those_of_an_evaluation_in_any_batch(
 def test_what_is_computed_of_a_row_does_not_depend_on_its_batch(lengths: list[int], size: int, at: int) -> None:
     import pyarrow as pa
     import torch
+    from torch.overrides import TorchFunctionMode
     from transformers import BertConfig, BertForSequenceClassification
 
     from skytune.config import Device
     from skytune.data.batches import TokenTable
     from skytune.distributed.context import join
     from skytune.training.inputs import widest
-    from skytune.training.prediction import predict
+    from skytune.training.prediction import FEWEST, predict
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
@@ -98,15 +99,27 @@ def test_what_is_computed_of_a_row_does_not_depend_on_its_batch(lengths: list[in
     torch.nn.init.normal_(model.classifier.weight)
     world = join(from_dict(RunConfig, {"compute": {"device": Device.cpu.value}}), 1)[1]
 
+    multiplied: list[int] = []
+
+    class Looking(TorchFunctionMode):
+        """Writes down of how many rows a matrix is that is multiplied with weights."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.nn.functional.linear:
+                multiplied.append(args[0].numel() // args[0].shape[-1])
+            return func(*args, **(kwargs or {}))
+
     def logits(lengths: list[int]) -> np.ndarray:
         ids = [[(7 * place + length) % 99 for place in range(length)] for length in lengths]
         table = TokenTable(pa.table({"input_ids": ids, "attention_mask": [[1] * length for length in lengths]}))
         table.widest = widest(model)
-        found = predict(model, table, world, lambda output, _: output.logits.numpy(), batch_size=size)[1]
+        with Looking():
+            found = predict(model, table, world, lambda output, _: output.logits.numpy(), batch_size=size)[1]
         return found.dense()
 
     at %= len(lengths)
     assert np.abs(logits(lengths)[at] - logits([lengths[at]])[0]).max() <= 1e-7
+    assert min(multiplied) >= FEWEST, "fewer rows take other kernels, whose sums may differ"
 
 
 def test_pairs_of_texts_are_those_of_an_evaluation_too(

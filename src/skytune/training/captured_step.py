@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 
 from ..config import OnNan, Precision
-from ..data.batches import Ragged
 from ..data.order import MicroBatch, step_seed
 from ..models import parity
 from ..models.packed_attention import has_kernel
 from ..models.unpadded import difference, unpadded
 from ..packed.cuda_graph import Graph, NotCapturable, capture, frozen_by_capture, random_kept, reason_of
+from ..packed.device_optimizer import reads_tensors, told_on_device
 from ..packed.widths import EPOCHS, Widths
 from .compiling import WIDTH
+from .eligibility import not_unpadded_reason
 from .oom import release
 from .schedule import set_rate
 from .strategy.blocks import find_blocks
@@ -77,7 +78,7 @@ class CapturedSteps(EagerStep):
         self.clip_norm = run.config.optimizer.clip_norm
         several = -(-order.global_size // world.size) > run.micro_batch
         plain = self.strategy.scaler is None and self.unfreezing is None and run.config.on_nan is OnNan.stop
-        self.whole = world.size == 1 and plain and _reads_tensors(self.optimizer)
+        self.whole = world.size == 1 and plain and reads_tensors(self.optimizer)
         """Whether the update is captured too: nothing but the gradient has a say in it."""
         self.variants = [(False, False), (True, False)] + ([(True, True)] if self.whole else [])
         if not several:
@@ -127,17 +128,15 @@ class CapturedSteps(EagerStep):
         """Have the model's blocks compute without padding from now on, if that changes nothing; return why not, as the
         end of a sentence."""
         table = self.table
-        ids, mask = table.columns.get("input_ids"), table.columns.get("attention_mask")
         with self.strategy.autocast():
             if not has_kernel(self.device):
                 return "its kernel is for half precision on a GPU"
-        if not isinstance(ids, Ragged) or not self.blocks:
-            return "the model has no repeated blocks" if isinstance(ids, Ragged) else "its rows are not tokens"
-        if isinstance(mask, Ragged) and not mask.values.all():
-            return "some tokens are masked inside their rows"
+        if reason := not_unpadded_reason(table, self.blocks):
+            return reason
+        longest = table.columns["input_ids"].longest
         micro = self._cut(min(self.run.step, self.run.total_steps - 1))[0]
         some = [batch.rows for step in range(min(50, self.run.total_steps)) for batch in self._cut(step)]
-        computed = sum(len(rows) * min(self.widths(rows), ids.longest) for rows in some)
+        computed = sum(len(rows) * min(self.widths(rows), longest) for rows in some)
         if 1 - sum(int(table.lengths[rows].sum()) for rows in some) / computed < WORTH_UNPADDING:
             return "there is hardly any padding"
         self.set_unpadded(True)
@@ -374,7 +373,7 @@ class CapturedSteps(EagerStep):
         else:
             self.factor.fill_(1)
         self.skip.copy_(torch.stack([(~self.loss.isfinite()).float(), self.hold, self.changed]).amax())
-        with _told_on_device(optimizer, self.rates, self.factor, self.skip):
+        with told_on_device(optimizer, self.rates, self.factor, self.skip):
             optimizer.step()
 
     def _link(self) -> None:
@@ -472,24 +471,3 @@ class CapturedSteps(EagerStep):
         finally:
             for block in self.programs:
                 block._compiled_call_impl = None
-
-
-def _reads_tensors(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer takes its rate, and word to do nothing, from the device."""
-    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
-    return known and all(group["fused"] and not group["differentiable"] for group in optimizer.param_groups)
-
-
-@contextmanager
-def _told_on_device(optimizer: Any, rates: list[Tensor], factor: Tensor, skip: Tensor) -> Iterator[None]:
-    """Have a fused Adam read rate, factor and word to do nothing from tensors, as torch's GradScaler has it."""
-    before = [(group["lr"], group["capturable"]) for group in optimizer.param_groups]
-    optimizer.grad_scale, optimizer.found_inf = factor, skip
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"], group["capturable"] = rate, rate.is_cuda
-    try:
-        yield
-    finally:
-        del optimizer.grad_scale, optimizer.found_inf
-        for group, (lr, capturable) in zip(optimizer.param_groups, before, strict=True):
-            group["lr"], group["capturable"] = lr, capturable

@@ -40,6 +40,20 @@ def not_captured_reason(config: RunConfig, world: DistContext, table: TokenTable
     return ""
 
 
+def not_unpadded_reason(table: TokenTable, blocks: list[nn.Module]) -> str:
+    """Return why a model's blocks cannot compute without padding, as the end of a sentence; empty if they may."""
+    ids, mask = table.columns.get("input_ids"), table.columns.get("attention_mask")
+    if not isinstance(ids, Ragged):
+        return "the rows are not tokens"
+    if not blocks:
+        return "the model has no repeated blocks"
+    return _masked(mask)
+
+
+def _masked(mask: object) -> str:
+    return "some tokens are masked inside their rows" if isinstance(mask, Ragged) and not mask.values.all() else ""
+
+
 def not_packed_reason(
     config: RunConfig,
     world: DistContext,
@@ -76,7 +90,4 @@ def not_packed_reason(
     ids = table.columns.get("input_ids")
     if not isinstance(ids, Ragged) or table.labels is None:
         return "the rows are not tokens with one label each"
-    mask = table.columns.get("attention_mask")
-    if isinstance(mask, Ragged) and not mask.values.all():
-        return "some tokens are masked inside their rows"
-    return models.why_not(model, ids.values)
+    return _masked(table.columns.get("attention_mask")) or models.why_not(model, ids.values)

@@ -86,6 +86,7 @@ def open_steps(
         while not_captured and (compiled or table.unpadded):
             if world.main:
                 log.warning("blocks are not %s: %s", "packed" if table.unpadded else "compiled", not_captured)
+            not_packed = not_packed or not_captured
             compiled, table.unpadded = compiled and table.unpadded, False
             captured = CapturedSteps(*given)
             compiled = compiled and captured.compile_blocks()
