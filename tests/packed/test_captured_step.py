@@ -209,7 +209,8 @@ def test_widths_serve_all_steps_and_depend_on_nothing_but_the_run(rows_of):
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [
-        ({"strategy": {"name": "fsdp"}}, "strategy=fsdp"),
+        ({"strategy": {"name": "zero2"}}, "strategy=zero2"),
+        ({"strategy": {"name": "fsdp", "offload": "parameters"}}, "strategy.offload=parameters"),
         ({"compile": {"mode": "on"}}, "compile.mode"),
         ({"batch": {"auto": True}}, "batch.auto=true"),
         ({"optimizer": {"gradient_noise": 0.01}}, "optimizer.gradient_noise"),

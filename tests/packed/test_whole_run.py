@@ -112,10 +112,13 @@ def test_what_has_no_packed_form_is_captured(run_job: Any, processes: int) -> No
         np.testing.assert_allclose(found, weights(plain)[name], atol=5e-5, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("micro", [None, 3])
-def test_captured_steps_of_two_processes_go_on_to_the_bit(run_job: Any, tmp_path: Any, micro: int | None) -> None:
+@pytest.mark.parametrize(("strategy", "micro"), [("ddp", None), ("ddp", 3), ("fsdp", 3)])
+def test_captured_steps_of_two_processes_go_on_to_the_bit(
+    run_job: Any, tmp_path: Any, strategy: str, micro: int | None
+) -> None:
     two = {
         **SAME,
+        "strategy": {"name": strategy},
         "model": {},
         "optimizer": {"lr": 1e-3, "no_decay": ["bias"]},
         "batch": {"micro_size": micro},

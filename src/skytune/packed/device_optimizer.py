@@ -6,12 +6,46 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.adam import adam
 
 
 def reads_tensors(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer takes its rate, and word to do nothing, from the device."""
     known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
     return known and all(group["fused"] and not group["differentiable"] for group in optimizer.param_groups)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor, of which it may be a shard."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def update(optimizer: Any, rates: list[Tensor], factor: Tensor, skip: Tensor) -> None:
+    """Have a fused Adam update its weights: all of them, or this process's shards, whose kernel takes no such tensors
+    beside DTensors."""
+    if not any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]):
+        with told_on_device(optimizer, rates, factor, skip):
+            optimizer.step()
+        return
+    with torch.no_grad():
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            tensors: list[list[Tensor]] = [[] for _ in range(6)]
+            optimizer._init_group(group, *tensors)
+            beta1, beta2 = group["betas"]
+            adam(
+                *([local(tensor) for tensor in each] for each in tensors),
+                fused=True,
+                lr=rate,
+                grad_scale=factor,
+                found_inf=skip,
+                beta1=beta1,
+                beta2=beta2,
+                **{
+                    name: group[name]
+                    for name in ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
+                },
+            )
 
 
 @contextmanager

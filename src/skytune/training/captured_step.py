@@ -6,7 +6,10 @@ enough to pay for it; dropout stays torch's own, so that captured, compiled and 
 
 What AdamW needs to know lies on the device: rate, clipping factor, and whether to leave everything as it is because the
 loss is not finite. Such steps are taken in blocks, and nothing waits for the device within one. Any other optimizer,
-fp16's scaling and several processes take the forward and backward pass from the graph and the rest as ever.
+fp16's scaling and DDP take the forward and backward pass from the graph and the rest as ever.
+
+FSDP gathers weights and sums gradients within the passes: graphs hold these exchanges too. So all its processes capture
+the same shapes in the same order, and agree on every step of the way there.
 """
 
 import logging
@@ -27,11 +30,11 @@ from ..models import parity
 from ..models.packed_attention import has_kernel
 from ..models.unpadded import difference, unpadded
 from ..packed.cuda_graph import Graph, NotCapturable, capture, frozen_by_capture, random_kept, reason_of
-from ..packed.device_optimizer import reads_tensors, told_on_device
+from ..packed.device_optimizer import local, reads_tensors, update
 from ..packed.widths import EPOCHS, Widths
 from .compiling import WIDTH
 from .eligibility import not_unpadded_reason
-from .oom import release
+from .oom import ran_out, release
 from .schedule import set_rate
 from .strategy.blocks import find_blocks
 from .train_step import EagerStep, Feed, Item, StepResult, lay_out
@@ -78,7 +81,10 @@ class CapturedSteps(EagerStep):
         self.clip_norm = run.config.optimizer.clip_norm
         several = -(-order.global_size // world.size) > run.micro_batch
         plain = self.strategy.scaler is None and self.unfreezing is None and run.config.on_nan is OnNan.stop
-        self.whole = world.size == 1 and plain and reads_tensors(self.optimizer)
+        self.sharded = self.strategy.sharded
+        self.together = self.sharded and world.size > 1
+        """Whether passes are of all processes together."""
+        self.whole = (world.size == 1 or self.sharded) and plain and reads_tensors(self.optimizer)
         """Whether the update is captured too: nothing but the gradient has a say in it."""
         self.variants = [(False, False), (True, False)] + ([(True, True)] if self.whole else [])
         if not several:
@@ -99,6 +105,8 @@ class CapturedSteps(EagerStep):
         self.rates = list(torch.zeros(len(self.optimizer.param_groups), device=self.device).unbind())
         self.grads: list[Tensor | None] = []
         """Where gradients stay between the graphs of a step; none for weights that take no part in the loss."""
+        self.unused: list[torch.nn.Parameter] = []
+        """Such weights."""
         self.programs: dict[torch.nn.Module, Any] = {}
         self.gradient_error = 0.0
         """Of one parameter, the largest that was seen when steps were tried."""
@@ -111,7 +119,7 @@ class CapturedSteps(EagerStep):
         run, table = self.run, self.table
         multiple = run.config.batch.pad_multiple or WIDTH
         places = table.places() if table.streamed else np.zeros((len(table), 2), int) if table.unpadded else None
-        self.widths = Widths.plan(self.order, self._cut, run.total_steps, multiple, places)
+        self.widths = Widths.plan(self.order, self._cut_all, run.total_steps, multiple, places)
         self.feed = Feed(run.config, run.world, self.order, table, run.total_steps, self.widths)
 
     # Before the first step
@@ -121,13 +129,17 @@ class CapturedSteps(EagerStep):
         several = len(self.widths.chosen) > 1
         parts = [module for module in self.model.modules() if getattr(module, "compiles", False)]
         for block in [*self.blocks, *parts]:
-            self.programs[block] = torch.compile(block._call_impl, dynamic=several or None)
+            # FSDP gathers weights in hooks around the forward function, which no compiler can take.
+            program = block.forward if self.sharded else block._call_impl
+            self.programs[block] = torch.compile(program, dynamic=several or None)
         return bool(self.programs)
 
     def unpad(self) -> str:
         """Have the model's blocks compute without padding from now on, if that changes nothing; return why not, as the
         end of a sentence."""
         table = self.table
+        if self.sharded:
+            return "strategy=fsdp gathers its blocks one by one"
         with self.strategy.autocast():
             if not has_kernel(self.device):
                 return "its kernel is for half precision on a GPU"
@@ -171,6 +183,8 @@ class CapturedSteps(EagerStep):
         except NotCapturable as error:
             reason = str(error)
         except Exception as error:  # a compiler that is not there, a layer that it cannot take, no memory
+            if self.together and ran_out(error):
+                raise  # on one process alone: the others wait for it in their passes
             reason = reason_of(error)
         self.model.zero_grad(set_to_none=True)
         if reason:
@@ -189,7 +203,7 @@ class CapturedSteps(EagerStep):
         last = min(self.run.total_steps, EPOCHS * self.order.steps_per_epoch)
         found = {}
         for step in range(last):
-            for micro in self._cut(step):
+            for micro in self._cut_all(step):
                 rows = 1 if self.table.streamed else len(micro.rows)
                 found[rows, self.widths(micro.rows)] = micro.rows
         return [rows for _, rows in sorted(found.items(), key=lambda item: item[0], reverse=True)]
@@ -203,30 +217,40 @@ class CapturedSteps(EagerStep):
             micro, seed = self._cut(step)[0], step_seed(run.config.seed, step, run.world.rank)
             shape = self._shape(lay_out(self.table, micro.rows, self.widths))
             self.weight.fill_(micro.weight)
-            if step == first and self.on_device and (frozen := frozen_by_capture(self.model, self._drawn(shape, seed))):
-                return frozen
+            if step == first and self.on_device:
+                frozen = frozen_by_capture(self.model, self._drawn(shape, seed))
+                if frozen := self._agreed(frozen):
+                    return frozen
             torch.manual_seed(seed)
-            with torch.set_grad_enabled(step == first):
+            passes = self.strategy.micro_step(True) if self.together and step == first else nullcontext()
+            with torch.set_grad_enabled(step == first), passes:
                 expected = self._forward(shape)
+                if step == first:
+                    self.strategy.backward(expected)
+            expected = expected.detach()  # what accumulates gradients belongs to the stream that made it
             if step == first:
-                self.strategy.backward(expected)
-                expected = expected.detach()  # what accumulates gradients belongs to the stream that made it
-                grads = [p.grad for p in self.trained]
-                self.grads = [None if grad is None else torch.zeros_like(grad) for grad in grads]
+                self.unused = [p for p in self.trained if p.grad is None]
+                grads = [None if p.grad is None else local(p.grad) for p in self.trained]
+                self.grads = [None if p.grad is None else torch.zeros_like(p.grad) for p in self.trained]
+            mean = self.strategy.reduce_sum(expected) / run.world.size if self.together else expected
             for variant in dict.fromkeys([(False, False), self.variants[0]]):
                 self._captured(shape, variant)
                 torch.manual_seed(seed)
                 self._go(shape, variant)
+                reason, found, wanted = "", self.loss.detach(), mean if variant[1] else expected
                 if self.changed:
-                    return "how many elements a mask of its forward pass selects changes from step to step"
-                found = self.loss.detach()
-                if not torch.isclose(found, expected, atol=within / 5, rtol=within / 5, equal_nan=True):
-                    return f"the captured loss of step {step + 1} is {float(found):.4f}, not {float(expected):.4f}"
-                if step == first and variant == (False, False) and expected.isfinite():
-                    name, error = parity.worst_gradient(names, grads, self.grads)
+                    reason = "how many elements a mask of its forward pass selects changes from step to step"
+                elif not torch.isclose(found, wanted, atol=within / 5, rtol=within / 5, equal_nan=True):
+                    reason = f"the captured loss of step {step + 1} is {float(found):.4f}, not {float(wanted):.4f}"
+                elif step == first and variant == (False, False) and expected.isfinite():
+                    name, error = parity.worst_gradient(
+                        names, grads, [g if g is None else local(g) for g in self.grads]
+                    )
                     self.gradient_error = max(self.gradient_error, error)
                     if error > within:
-                        return f"the captured gradient of {name} is {error:.0%} off the eager one"
+                        reason = f"the captured gradient of {name} is {error:.0%} off the eager one"
+                if reason := self._agreed(reason):
+                    return reason
         if (False, False) not in self.variants:
             for shape in self.shapes.values():
                 if (graph := shape.graphs.pop((False, False), None)) is not None:
@@ -261,8 +285,10 @@ class CapturedSteps(EagerStep):
             batches = self.feed.step(step, run.micro_batch)
             self.attempts.attempt(partial(self._gradients, batches), self.order.rows(step))
             told[0, number], told[1, number], told[2, number] = self.loss, self.norm, self.changed
-        totals = torch.cat([told[0], told.new_tensor([float(self.notice())])])
-        *losses, end = totals.tolist()
+        notice = told.new_tensor([float(self.notice())])
+        if self.together:
+            notice = self.strategy.reduce_sum(notice)
+        *losses, end = torch.cat([told[0], notice]).tolist()
         norms = [norm if self.clip_norm is not None else None for norm in told[1].tolist()]
         right = told[2].tolist().index(1.0) if self.changed else len(rates)
         if right < len(rates):
@@ -347,7 +373,7 @@ class CapturedSteps(EagerStep):
             for p in self.trained:
                 p.grad = None
         elif not add:
-            torch._foreach_zero_([grad for grad in self.grads if grad is not None])
+            torch._foreach_zero_(self.places)
         loss = self._forward(shape)
         self.strategy.backward(loss)
         self.loss.copy_(self.loss + loss.detach() if add else loss.detach())
@@ -365,16 +391,23 @@ class CapturedSteps(EagerStep):
 
     def _update(self) -> None:
         """Clip and update, without a word to or from the host."""
-        optimizer: Any = self.optimizer
+        for p in self.unused:  # FSDP gives it a 0, which would have it decay
+            p.grad = None
+        own = [local(p.grad) for p in self.trained if p.grad is not None]
+        if self.together:
+            squares = torch.nn.utils.get_total_norm(own).square() / self.strategy.replicas
+            told = torch.stack([self.loss / self.run.world.size, self.changed, squares])
+            torch.distributed.all_reduce(told)
+            self.loss.copy_(told[0])
+            self.changed.copy_(told[1].sign())
         if self.clip_norm is not None:
-            self.norm.copy_(torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None]))
+            self.norm.copy_(told[2].sqrt() if self.together else torch.nn.utils.get_total_norm(own))
             # As torch.nn.utils.clip_grad_norm_, which multiplies by the inverse.
             self.factor.copy_(((self.norm + 1e-6) / self.clip_norm).clamp(min=1))
         else:
             self.factor.fill_(1)
         self.skip.copy_(torch.stack([(~self.loss.isfinite()).float(), self.hold, self.changed]).amax())
-        with told_on_device(optimizer, self.rates, self.factor, self.skip):
-            optimizer.step()
+        update(self.optimizer, self.rates, self.factor, self.skip)
 
     def _link(self) -> None:
         """Have the backward pass write where gradients stay."""
@@ -383,9 +416,23 @@ class CapturedSteps(EagerStep):
 
     # Shapes
 
+    @property
+    def places(self) -> list[Tensor]:
+        """What this process holds of the gradients that stay between graphs."""
+        return [local(grad) for grad in self.grads if grad is not None]
+
+    def _agreed(self, reason: str) -> str:
+        """Return why something is not to be, on some process where passes are of all together."""
+        return self.strategy.agreed(reason) if self.together else reason
+
     def _cut(self, step: int) -> list[MicroBatch]:
         world = self.run.world
         return self.order.micro_batches(step, world.rank, world.size, self.run.micro_batch)
+
+    def _cut_all(self, step: int) -> list[MicroBatch]:
+        """Return the micro-batches whose shapes this process must know: its own, or those of all."""
+        size, ranks = self.run.world.size, range(self.run.world.size) if self.together else [self.run.world.rank]
+        return [micro for rank in ranks for micro in self.order.micro_batches(step, rank, size, self.run.micro_batch)]
 
     def _shape(self, tensors: dict[str, Tensor]) -> Shape:
         key = tuple((name, tensor.dtype, *tensor.shape) for name, tensor in tensors.items())
@@ -399,18 +446,24 @@ class CapturedSteps(EagerStep):
         if variant in shape.graphs:
             return
         shape.graphs[variant] = None
-        if not self.on_device:
+        if not self.on_device or (self.ready and self.together):  # the others would not take part
             return
         assert self.grads or variant == (False, True), "gradients have no place"
         with self._unchanged() if self.ready else nullcontext():
             try:
                 with self._compiled():
-                    places = [] if variant == (False, True) else [grad for grad in self.grads if grad is not None]
+                    places = [] if variant == (False, True) else self.places
                     kept = [grad.clone() for grad in places]
                     if places:
                         self._link()
                     run = partial(self._run, shape, *variant)
-                    shape.graphs[variant] = graph = capture(run, self.changed, self.pool, self.stream)
+                    try:
+                        graph, reason = capture(run, self.changed, self.pool, self.stream), ""
+                    except NotCapturable as error:
+                        reason = str(error)
+                    if reason := self._agreed(reason):
+                        raise NotCapturable(reason)
+                    shape.graphs[variant] = graph
                     if graph.answers.sizes and not self.whole:
                         raise NotCapturable("how much a mask of its forward pass selects is not known before")
                     for grad, before in zip(places, kept, strict=True):
@@ -463,11 +516,13 @@ class CapturedSteps(EagerStep):
         import torch._dynamo
         import torch._inductor.config
 
+        name = "forward" if self.sharded else "_compiled_call_impl"
+        before = [vars(block).get(name) for block in self.programs]
         for block, program in self.programs.items():
-            block._compiled_call_impl = program
+            setattr(block, name, program)
         try:
             with torch._inductor.config.patch(fallback_random=True), torch._dynamo.config.patch(recompile_limit=64):
                 yield
         finally:
-            for block in self.programs:
-                block._compiled_call_impl = None
+            for block, own in zip(self.programs, before, strict=True):
+                vars(block).pop(name) if own is None else setattr(block, name, own)

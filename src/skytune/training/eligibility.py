@@ -5,7 +5,7 @@ import importlib.util
 import torch
 from torch import nn
 
-from ..config import CompileMode, OnNan, Precision, RunConfig, StrategyName
+from ..config import CompileMode, Offload, OnNan, Precision, RunConfig, StrategyName
 from ..data.batches import Ragged, TokenTable
 from ..distributed.capabilities import chosen
 from ..distributed.context import DistContext
@@ -23,8 +23,10 @@ def not_captured_reason(config: RunConfig, world: DistContext, table: TokenTable
     if world.precision is Precision.fp8:
         return "precision fp8 scales by what the host reads"
     strategy = chosen(config, world.size)
-    if strategy not in (StrategyName.single, StrategyName.ddp):
+    if strategy not in (StrategyName.single, StrategyName.ddp, StrategyName.fsdp):
         return f"strategy={strategy.value} spreads the step in its own way"
+    if config.strategy.offload is not Offload.none:
+        return f"strategy.offload={config.strategy.offload.value} keeps a part of the step on the CPU"
     if config.strategy.activation_checkpointing or config.strategy.find_unused_parameters:
         return "strategy.activation_checkpointing and strategy.find_unused_parameters are not there"
     if config.compile.mode is not CompileMode.off:
@@ -64,6 +66,8 @@ def not_packed_reason(
     """Return why the packed step does not apply, as the end of a sentence; empty if it does."""
     if reason := not_captured_reason(config, world, table):
         return reason
+    if chosen(config, world.size) is StrategyName.fsdp:
+        return "strategy=fsdp gathers its blocks one by one"
     if world.device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if world.precision not in (Precision.bf16, Precision.fp32):

@@ -79,10 +79,10 @@ def open_steps(
     if not not_captured:
         captured = CapturedSteps(*given)
         if head.stream is None:
-            not_packed = _everywhere(strategy, captured.unpad())
+            not_packed = strategy.agreed(captured.unpad())
             captured.set_unpadded(not not_packed)
         compiled = captured.on_device and is_worth_it(run.total_steps, order) and captured.compile_blocks()
-        not_captured = _everywhere(strategy, captured.prepare())
+        not_captured = strategy.agreed(captured.prepare())
         while not_captured and (compiled or table.unpadded):
             if world.main:
                 log.warning("blocks are not %s: %s", "packed" if table.unpadded else "compiled", not_captured)
@@ -90,7 +90,7 @@ def open_steps(
             compiled, table.unpadded = compiled and table.unpadded, False
             captured = CapturedSteps(*given)
             compiled = compiled and captured.compile_blocks()
-            not_captured = _everywhere(strategy, captured.prepare())
+            not_captured = strategy.agreed(captured.prepare())
         if not not_captured:
             shapes, together = len(captured.shapes), table.streamed or table.unpadded
             run.report["steps_taken"] = "captured, rows packed" if together else "captured"
@@ -144,12 +144,6 @@ def _elsewhere_streams(strategy: Strategy, config: RunConfig) -> str:
     return ""
 
 
-def _everywhere(strategy: Strategy, reason: str) -> str:
-    """Return why something is not done on some process (collective); empty if it is on all."""
-    some = strategy.total(bool(reason)) > 0
-    return reason or ("another process cannot" if some else "")
-
-
 def _try_out(steps: PackedTrainStep, table: TokenTable) -> str:
     """Return how the packed form differs from the model on some process, as the end of a sentence."""
     run = steps.run
@@ -158,7 +152,7 @@ def _try_out(steps: PackedTrainStep, table: TokenTable) -> str:
         found = disagreement(run.model, steps.packed, table, rows)
     except Exception as error:  # a kernel that does not compile for this card, no memory for it
         found = f"trying it out failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    return _everywhere(steps.strategy, found)
+    return steps.strategy.agreed(found)
 
 
 def disagreement(module: nn.Module, step: GraphStep, table: TokenTable, rows: np.ndarray) -> str:

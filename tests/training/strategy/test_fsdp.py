@@ -45,6 +45,22 @@ def test_compiled_blocks_take_the_same_steps():
     assert losses == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_pass_without_gradients_leaves_no_gathered_weights_to_the_next():
+    """Torch keeps those outside the blocks until a backward pass, whatever becomes of the weights before it."""
+    config = from_dict(RunConfig, {"strategy": {"name": "fsdp", "sharding": "grad_op"}, "precision": "fp32"})
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**small, vocab_size=50)).eval()
+    strategy = build_strategy(config, DistContext(0, 1, torch.device("cpu"), Precision.fp32))
+    rows = torch.randint(1, 50, (4, 7))
+    with torch.no_grad():
+        strategy.prepare(model)
+        before = strategy.module(input_ids=rows).logits
+        for weight in strategy.model.parameters():
+            weight.to_local().mul_(0)
+        assert before.any() and not strategy.module(input_ids=rows).logits.any()
+    strategy.close()
+
+
 def _counted(programs):
     def backend(graph, _inputs):
         programs.append(graph)

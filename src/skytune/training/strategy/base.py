@@ -40,6 +40,9 @@ class Strategy:
     state_is_collective = False
     """Whether reading the state for a checkpoint takes all processes."""
 
+    replicas = 1
+    """Copies of the model among which nothing is cut up, if `sharded`."""
+
     private_state_files: tuple[str, ...] = ()
     """If `sharded`: files (`optimizer`) whose whole tensors only this process has; else all have the same."""
 
@@ -179,6 +182,11 @@ class Strategy:
             if self.world.size > 1
             else value
         )
+
+    def agreed(self, reason: str) -> str:
+        """Return why something is not to be done on some process (collective); empty if it may be on all."""
+        some = self.total(bool(reason)) > 0
+        return reason or ("another process cannot" if some else "")
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the model's weights by name, under the names of the unwrapped model (for a checkpoint); those of an

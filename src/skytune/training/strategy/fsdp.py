@@ -51,8 +51,6 @@ class FullyShard(Strategy):
         self.skeleton: torch.nn.Module | None = None
         self._used: set[str] = set()
         self._watched: set[str] = set()
-        self.replicas = 1
-        """Copies of the model that there are (more than one with `hybrid`)."""
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         self.skeleton = hollow(model) if self.world.main else None
@@ -89,6 +87,7 @@ class FullyShard(Strategy):
                 compile_in_place(block, self.config)
             fully_shard(block, reshard_after_forward=settings.sharding is not Sharding.grad_op, **common)
         fully_shard(model, reshard_after_forward=False, **common)  # what is outside the blocks is needed to the end
+        model.register_forward_hook(_let_go)
         self.model = self.module = model
         if self.world.size > 1:
             sharded: Any = model
@@ -237,6 +236,17 @@ class FullyShard(Strategy):
             if self.world.main:
                 whole[name] = full.detach().to("cpu", copy=True)
         return None if self.skeleton is None else filled(self.skeleton, whole)
+
+
+def _let_go(model: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+    """Let go of gathered weights after a pass without a backward pass, which would do it: the next one would use them
+    even if they have changed since (a moving average is put back, a checkpoint loaded, a captured step taken)."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not torch.is_grad_enabled():
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
 
 class _Cut(dict[str, torch.Tensor]):
