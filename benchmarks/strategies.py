@@ -34,6 +34,9 @@ from skytune.data.batches import TokenTable
 WARMUP = {"off": 10, "auto": 64}
 """Steps that are not counted, without and with the fast path: that takes 32 at a time, and the first of them meet every
 graph and every connection between cards for the first time."""
+TIMED = 96
+"""Steps of a large model whose time is taken, however long the run is said to be: from 500 its blocks are compiled."""
+
 STATES = {
     "single": (16, 0),
     "dp": (16, 0),
@@ -63,8 +66,8 @@ def rows_of(lengths: np.ndarray, vocabulary: int) -> TokenTable:
 class Meter:
     """Totals between the end of the warm-up and the end of the run, and the memory of this process."""
 
-    def __init__(self, warmup: int) -> None:
-        self.warmup = warmup
+    def __init__(self, warmup: int, most: int) -> None:
+        self.warmup, self.most = warmup, most
         self.begin: tuple[float, ...] = ()
         self.end: tuple[float, ...] = ()
         self.losses: list[float] = []
@@ -78,6 +81,7 @@ class Meter:
             if run.world.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
         self.end = now
+        run.stop = run.step >= self.warmup + self.most
 
 
 def model_of(name: str, quick: bool) -> tuple[Any, np.ndarray, int]:
@@ -152,7 +156,7 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
         steps_per_epoch=order.steps_per_epoch,
         micro_batch=case["batch"],
     )
-    meter = Meter(min(WARMUP[case["fast"]], case["steps"] // 2))
+    meter = Meter(min(WARMUP[case["fast"]], case["steps"] // 2), TIMED if case["model"] == "llama" else case["steps"])
     steps_of = open_steps(run, strategy, optimizer, order, rows_of(lengths, vocabulary), lambda: False)
     train(
         run,
@@ -175,6 +179,8 @@ def measure(case: Case, world: Any, quick: bool) -> Case:
     return {
         **case,
         "steps": case["steps"],
+        "steps_taken": run.report.get("steps_taken", "plain"),
+        "compiled": run.report.get("captured", {}).get("compiled"),
         "parameters": parameters,
         "step_ms": 1000 * seconds / steps,
         "samples_per_s": rows / seconds,
@@ -336,7 +342,7 @@ def line(r: Case) -> str:
     memory = "n/a" if r["peak_memory_bytes"] is None else f"{r['peak_memory_bytes'] / 2**30:.2f} GiB"
     return (
         f"{r['model']:6} {r['label']:20} {r['gpus']} GPU x {r['batch']:3}  {r['step_ms']:7.1f} ms  "
-        f"{r['samples_per_s']:9.1f} samples/s  MFU {share}  {memory}"
+        f"{r['samples_per_s']:9.1f} samples/s  MFU {share}  {memory}  {r['steps_taken']}"
     )
 
 

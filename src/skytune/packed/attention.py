@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cuda_graph import in_fixed_order
 from .ops import PROGRAMS, Drop, Packed, join, kept
 
 SHORT = 128
@@ -141,8 +142,9 @@ def _flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     parts, scale = qkv.view(len(qkv), 3, heads, -1).unbind(1), _scale(qkv, heads)
     (lse, *states), shape = saved, parts[0].shape
-    dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        dout.view(shape), *parts, out.view(shape), lse, *_lengths(packed), drop.rate, False, *states, scale=scale
-    )
+    with in_fixed_order():
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            dout.view(shape), *parts, out.view(shape), lse, *_lengths(packed), drop.rate, False, *states, scale=scale
+        )
     flat = (len(qkv), -1)
     return dq.reshape(flat), dk.reshape(flat), dv.reshape(flat)

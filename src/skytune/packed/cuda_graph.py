@@ -6,6 +6,7 @@ number on the host does not, and is looked for here. What a function sends to th
 positions made on the CPU), and how many elements a mask selects, is taken to stay the same, and checked.
 """
 
+import os
 import random
 import sys
 import traceback
@@ -22,6 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 DRAWS = 8
 """Times that a loss is computed to see whether random numbers of the host change it."""
+
+
+NO_ORDER = "torch.use_deterministic_algorithms"
+"""What torch's errors hold where an operation has no fixed order."""
 
 
 class NotCapturable(Exception):
@@ -171,6 +176,26 @@ def _seen_by_modes() -> Iterator[None]:
         torch.tensor = made
         if traces is not None:
             masks.is_tracing = traces  # type: ignore[union-attr]
+
+
+@contextmanager
+def in_fixed_order(on: bool = True) -> Iterator[None]:
+    """Have torch's kernels, attention's backward pass above all, add up in the same order each time: a run that is
+    resumed gives the same to the bit. What a graph captures within stays so.
+
+    What torch cannot do so fails (`NO_ORDER`).
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for; its default's size
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def capture(run: Callable[[], None], changed: Tensor, pool: Any, stream: torch.cuda.Stream) -> Graph:
