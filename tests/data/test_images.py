@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 from skytune.config import BadRows, DataConfig, ModelConfig, TaskConfig, UserError, from_dict
 from skytune.data import Prepared, Source, prepare
-from skytune.data.images import arrange, decode, image_column, problem_of
+from skytune.data.images import arrange, decode, decode_part, image_column, problem_of
 from skytune.data.stream import read_shards
 from skytune.tasks import chosen, find_task
 
@@ -62,6 +62,35 @@ def test_images_of_every_kind_become_rgb(kind: str) -> None:
     if kind != "16 bits":
         with Image.open(io.BytesIO(WHOLE[kind])) as own:
             assert np.array_equal(np.asarray(image), np.asarray(ImageOps.exif_transpose(own).convert("RGB")))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_part_is_that_of_the_whole_image_though_fewer_pixels_are_computed(kind: str, orientation: int) -> None:
+    down, across = np.mgrid[:301, :403]
+    photo = Image.fromarray(
+        np.stack([down * 255 // 300, across * 255 // 402, np.hypot(down - 150, across - 90) * 0.7], 2).astype("u1")
+    )
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data, asked = encoded(photo, kind, exif=exif.tobytes()), []
+
+    def choose(whole: tuple[int, int]) -> tuple[int, int, int, int]:
+        asked.append(whole)
+        return whole[0] // 5, whole[1] // 4, whole[0] - 7, whole[1] - 3
+
+    whole = decode(data)
+    image, box = decode_part(data, choose, 40, 50)
+    assert asked == [whole.size]
+    assert image.size == (whole.size if kind == "PNG" else tuple(-(-side // 4) for side in whole.size))
+    size, bilinear = (40, 50), Image.Resampling.BILINEAR
+    found, right = image.resize(size, bilinear, box=box), whole.resize(size, bilinear, box=choose(whole.size))
+    apart = np.abs(np.asarray(found, dtype=float) - np.asarray(right))
+    assert apart.max() == 0 if kind == "PNG" else apart.mean() < 1
+    assert decode_part(data, choose, 300, 300)[0].size == whole.size, "no pixel to spare"
+    for part in ((401, 299), (200, 150), (33, 8)):  # all of it, whatever it is shrunk to
+        image, box = decode_part(data, lambda whole: (0, 0, *whole), *part)
+        assert np.abs(np.asarray(image.resize(size, box=box)).astype(int) - np.asarray(whole.resize(size))).mean() < 2
 
 
 def test_an_image_is_turned_as_its_exif_says_and_16_bits_keep_their_range() -> None:

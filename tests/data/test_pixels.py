@@ -140,6 +140,11 @@ def test_mixed_classes_are_the_shares_of_their_images(kind: str) -> None:
     assert len(seen) > 5
 
 
+@pytest.mark.parametrize(("resample", "name"), [(2, "BILINEAR"), (0, "NEAREST"), (3, "BICUBIC")])
+def test_a_crop_is_scaled_with_the_processors_own_filter(resample: int, name: str) -> None:
+    assert Pixels(processor("ViT", size=SIZE, resample=resample)).filter is Image.Resampling[name]
+
+
 def test_a_crop_lies_inside_and_has_its_share() -> None:
     random = np.random.default_rng(0)
     for size in [(30, 20), (1, 1), (500, 3)]:

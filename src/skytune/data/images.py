@@ -216,6 +216,12 @@ def in_threads(function: Callable[[int], Any], count: int) -> Iterator[Any]:
             yield from pool.map(function, range(start, min(start + AT_ONCE, count)))
 
 
+ORIENTATION = 0x0112
+"""EXIF's number of how a camera was held: from 5 on width and height change places."""
+
+Box = tuple[float, float, float, float]
+
+
 @functools.cache
 def _pillow() -> Any:
     from PIL import Image
@@ -247,15 +253,47 @@ def problem_of(data: bytes) -> str:
         return f"cannot be read as an image: {what}"
 
 
-def decode(data: Any) -> Any:
-    """Return an image's content as Pillow's image, turned as its EXIF says, in RGB. Raises what Pillow raises."""
+def decode(data: Any, look: Callable[[Any], None] = lambda image: None) -> Any:
+    """Return an image's content as Pillow's image, turned as its EXIF says, in RGB. Raises what Pillow raises.
+
+    Args:
+        look: is given the image before its pixels are read.
+    """
     from PIL import ImageOps
 
     with _pillow().open(io.BytesIO(data), formats=FORMATS) as image:
+        look(image)
         ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16"):  # Pillow would cut them off at 255
         image = _pillow().fromarray((np.asarray(image) // 257).astype(np.uint8))
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def decode_part(data: Any, choose: Callable[[tuple[int, int]], Box], width: int, height: int) -> tuple[Any, Box]:
+    """Return an image as `decode` does, and the corners of a part of it that will be shrunk to a size. Where the part
+    has twice, four or eight times as many pixels on both sides, a JPEG's pixels are not all computed: only means of as
+    many on each side (libjpeg's scaled decoding).
+
+    Args:
+        choose: returns the part's corners (left, upper, right, lower) in an image of that width and height.
+    """
+    seen: list[Any] = []
+
+    def look(image: Any) -> None:
+        before, held = image.size, image.getexif().get(ORIENTATION, 1)
+        size = before[::-1] if held > 4 else before
+        box = choose(size)
+        spare = max(1, min(int(box[2] - box[0]) // width, int(box[3] - box[1]) // height))
+        drafted = image.draft("RGB", (before[0] // spare, before[1] // spare))
+        seen.extend([box, size, held, drafted[1][2] / before[0] if drafted else 1.0])
+
+    image = decode(data, look)
+    (left, upper, right, lower), size, held, share = seen
+    # What its last row and column have too much, as sizes are rounded up, lies first where they are turned.
+    x = image.width - size[0] * share if held in (2, 3, 6, 7) else 0.0
+    y = image.height - size[1] * share if held in (3, 4, 7, 8) else 0.0
+    end = min(x + right * share, image.width), min(y + lower * share, image.height)
+    return image, (x + left * share, y + upper * share, *end)
 
 
 def image_inputs(rows: Rows, processor: Any, limit: int | None) -> tuple[pa.Table, dict[str, Any], int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import AugmentConfig, UserError
-from .images import decode, problem_of
+from .images import decode, decode_part, problem_of
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,9 @@ class Pixels:
         from PIL import Image
 
         self.processor = processor
+        chosen = getattr(processor, "resample", None)
+        self.filter = Image.Resampling.BICUBIC if chosen is None else Image.Resampling(int(chosen))
+        """With which the processor changes an image's size; a crop at random does it alike."""
         shapes = {self.of(Image.new("RGB", size)).shape for size in ((320, 200), (200, 320))}
         if len(shapes) > 1:
             raise UserError(
@@ -155,14 +158,14 @@ class Images:
 
     def _one(self, row: int, change: Augmentation | None, epoch: int, raw: bool) -> tuple[np.ndarray, Any]:
         if change is None:
-            return self.pixels.of(self._decoded(row), raw=raw), None
+            return self.pixels.of(self._read(row, decode), raw=raw), None
         values = self._changed(row, change, epoch, raw)
         return mixed(self, row, values, change, epoch) if change.config.mixes else (values, None)
 
-    def _decoded(self, row: int) -> Any:
+    def _read(self, row: int, read: Callable[[Any], Any]) -> Any:
         data = self.column[row].as_buffer()
         try:
-            return decode(data)
+            return read(data)
         except Exception as error:  # it was looked at before: the file of the split is damaged
             raise UserError(f"row {row + 1}: its image {problem_of(bytes(data)) or error}") from error
 
@@ -170,10 +173,17 @@ class Images:
         """Return the numbers (`raw`: the shades) of an image after crop, flip and RandAugment."""
         from PIL import Image
 
-        image, config, random = self._decoded(row), change.config, change.random(epoch, row, 0)
+        config, random = change.config, change.random(epoch, row, 0)
         if config.crop < 1:
             size = (self.pixels.width, self.pixels.height)
-            image = image.resize(size, Image.Resampling.BICUBIC, box=crop_box(image.size, config.crop, random))
+
+            def cropped(data: Any) -> Any:
+                image, box = decode_part(data, lambda whole: crop_box(whole, config.crop, random), *size)
+                return image.resize(size, self.pixels.filter, box=box)
+
+            image = self._read(row, cropped)
+        else:
+            image = self._read(row, decode)
         if random.random() < config.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         for _ in range(config.rand_ops):
