@@ -310,7 +310,8 @@ def one(name: str, way: str, tiny: bool = False) -> dict[str, Any]:
 
 def _ready() -> None:
     print("READY", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():  # whoever would take the times was ended
+        sys.exit(1)
 
 
 def main() -> int:

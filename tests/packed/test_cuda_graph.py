@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from skytune.packed.cuda_graph import (
     HostAnswers,
@@ -177,3 +178,38 @@ def test_attention_masks_are_made_as_while_something_is_captured(monkeypatch):
         told = text(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
     assert [mask is None for mask in seen] == [True, True, False] and torch.allclose(plain, told, atol=1e-6)
     assert masking_utils.is_tracing is traces
+
+
+class Order(TorchDispatchMode):
+    """Writes down which operations were told to add up in a fixed order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, bool] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.told[func.name().partition("::")[2]] = torch.are_deterministic_algorithms_enabled()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_alone_adds_up_its_gradients_in_a_fixed_order(compiled):
+    """Also within compiled code, and in the thread of the backward pass; other operations may have no such order."""
+    projection = torch.nn.Linear(8, 8)
+
+    def attend(x):
+        return torch.nn.functional.scaled_dot_product_attention(projection(x), x, x).sum()
+
+    if compiled:
+        torch._dynamo.reset()
+        attend = torch.compile(attend, backend="aot_eager")
+    attend(torch.randn(1, 2, 5, 8)).backward()
+    with Order() as order, HostAnswers(torch.zeros(())):
+        attend(torch.randn(1, 2, 5, 8)).backward()
+    assert order.told.pop("_scaled_dot_product_flash_attention_for_cpu_backward")
+    assert len(order.told) > 4 and not any(order.told.values())
+    assert not torch.are_deterministic_algorithms_enabled()

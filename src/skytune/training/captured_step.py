@@ -30,12 +30,10 @@ from ..models import parity
 from ..models.packed_attention import has_kernel
 from ..models.unpadded import difference, unpadded
 from ..packed.cuda_graph import (
-    NO_ORDER,
     Graph,
     NotCapturable,
     capture,
     frozen_by_capture,
-    in_fixed_order,
     random_kept,
     reason_of,
 )
@@ -105,8 +103,6 @@ class CapturedSteps(EagerStep):
         self.pool, self.stream = None, None
         if self.on_device:
             self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
-        self.ordered = self.on_device
-        """Whether kernels add up in the same order each time, at 1 to 3% of a step on long rows (H200)."""
         self.by_hand = False
         """Whether steps are eager for now, of whose rows a graph did not fit."""
         numbers = torch.zeros(7, device=self.device).unbind()
@@ -185,7 +181,7 @@ class CapturedSteps(EagerStep):
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         try:
-            with self._unchanged(), self._aside(), in_fixed_order(self.ordered):
+            with self._unchanged(), self._aside():
                 reason = self._disagreement()
                 for rows in [] if reason or not self.on_device else self._planned():
                     shape = self._shape(lay_out(self.table, rows, self.widths))
@@ -202,10 +198,6 @@ class CapturedSteps(EagerStep):
             if not begun:
                 self.optimizer.state.clear()  # zeros, of updates that were held back
             self.close()
-            if self.ordered and NO_ORDER in reason:
-                log.warning("a resumed run may differ by rounding: %s", reason.partition(", but")[0])
-                self.ordered = False
-                return self.prepare()
             self.programs = {}
         release(self.device)  # what the trial and the runs before captures took
         self.ready = not reason
@@ -466,7 +458,7 @@ class CapturedSteps(EagerStep):
         assert self.grads or variant == (False, True), "gradients have no place"
         with self._unchanged() if self.ready else nullcontext():
             try:
-                with self._compiled(), in_fixed_order(self.ordered):
+                with self._compiled():
                     places = [] if variant == (False, True) else self.places
                     kept = [grad.clone() for grad in places]
                     if places:

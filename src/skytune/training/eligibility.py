@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ..config import CompileMode, Offload, OnNan, Precision, RunConfig, StrategyName
+from ..config.schema.compute import PackedMode
 from ..data.batches import Ragged, TokenTable
 from ..distributed.capabilities import chosen
 from ..distributed.context import DistContext
@@ -25,6 +26,8 @@ def not_captured_reason(config: RunConfig, world: DistContext, table: TokenTable
     strategy = chosen(config, world.size)
     if strategy not in (StrategyName.single, StrategyName.ddp, StrategyName.fsdp):
         return f"strategy={strategy.value} spreads the step in its own way"
+    if strategy is StrategyName.fsdp and world.size > 1 and config.compute.packed is PackedMode.auto:
+        return "strategy=fsdp with its exchanges captured was not tried on several GPUs yet; compute.packed=on does it"
     if config.strategy.offload is not Offload.none:
         return f"strategy.offload={config.strategy.offload.value} keeps a part of the step on the CPU"
     if config.strategy.activation_checkpointing or config.strategy.find_unused_parameters:
