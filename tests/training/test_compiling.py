@@ -1,5 +1,6 @@
 """torch.compile on many lengths: how often it compiles, and that the numbers stay the same."""
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import torch
 
 from skytune.config import CompileConfig, ComputeConfig, RunConfig, from_dict
 from skytune.job import JobDir
-from skytune.training.compiling import bounded, compile_in_place
+from skytune.training.compiling import bounded, compile_in_place, compiled_as_eager
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,
@@ -109,3 +110,30 @@ def test_all_kinds_of_batches_have_room(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: None)
     compile_in_place(torch.nn.Linear(1, 1), RunConfig(compile=CompileConfig(mode="on", shapes=3)))
     assert torch._dynamo.config.recompile_limit >= 3 * 5
+
+
+def test_an_embedding_inside_compiled_code_is_left_to_torch():
+    """Its gradient is added up in a fixed order there, not by the compiler's atomic operations; afterwards it is."""
+    from functorch.compile import aot_module_simplified, make_boxed_func
+    from torch._inductor.decomposition import select_decomp_table
+
+    seen: list[str] = []
+
+    def backend(graph, inputs):
+        def keep(made, _inputs):
+            seen.extend(str(node.target) for node in made.graph.nodes)
+            return make_boxed_func(made.forward)
+
+        return aot_module_simplified(graph, inputs, fw_compiler=keep, decompositions=select_decomp_table())
+
+    bias = torch.nn.Embedding(4, 3)
+    found = []
+    for context in (compiled_as_eager, contextlib.nullcontext):
+        torch._dynamo.reset()
+        bias.zero_grad()
+        seen.clear()
+        with context():
+            torch.compile(bias, backend=backend)(torch.tensor([1, 1, 3])).sum().backward()
+        found.append((any("embedding_dense_backward" in name for name in seen), bias.weight.grad.tolist()))
+    assert [own for own, _ in found] == [True, False]
+    assert found[0][1] == found[1][1] == [[0.0] * 3, [2.0] * 3, [0.0] * 3, [1.0] * 3]

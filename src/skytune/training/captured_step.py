@@ -27,6 +27,7 @@ from torch import Tensor
 from ..config import OnNan, Precision
 from ..data.order import MicroBatch, step_seed
 from ..models import parity
+from ..models.deberta import by_distance
 from ..models.packed_attention import has_kernel
 from ..models.unpadded import difference, unpadded
 from ..packed.cuda_graph import (
@@ -38,7 +39,7 @@ from ..packed.cuda_graph import (
     reason_of,
 )
 from ..packed.widths import EPOCHS, Widths
-from .compiling import WIDTH
+from .compiling import WIDTH, compiled_as_eager
 from .eligibility import not_unpadded_reason
 from .oom import ran_out, release
 from .schedule import set_rate
@@ -458,7 +459,7 @@ class CapturedSteps(EagerStep):
         assert self.grads or variant == (False, True), "gradients have no place"
         with self._unchanged() if self.ready else nullcontext():
             try:
-                with self._compiled():
+                with self._compiled(), by_distance(self.model):
                     places = [] if variant == (False, True) else self.places
                     kept = [grad.clone() for grad in places]
                     if places:
@@ -520,15 +521,12 @@ class CapturedSteps(EagerStep):
         if not self.programs:
             yield
             return
-        import torch._dynamo
-        import torch._inductor.config
-
         name = "forward" if self.sharded else "_compiled_call_impl"
         before = [vars(block).get(name) for block in self.programs]
         for block, program in self.programs.items():
             setattr(block, name, program)
         try:
-            with torch._inductor.config.patch(fallback_random=True), torch._dynamo.config.patch(recompile_limit=64):
+            with compiled_as_eager():
                 yield
         finally:
             for block, own in zip(self.programs, before, strict=True):

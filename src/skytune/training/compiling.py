@@ -5,6 +5,8 @@ makes another for a batch of one row, and one for evaluation). With it, rows are
 kernels of its own, which are faster, and which CUDA graphs need.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -30,6 +32,24 @@ def is_worth_it(steps: int, order: SampleOrder) -> bool:
     """Whether a run on a GPU is long enough for the time that it takes to compile its blocks; of a resumed run, the
     whole one."""
     return steps >= WORTH_COMPILING or steps * order.global_size * float(order.lengths.mean()) >= WORTH_TOKENS
+
+
+@contextmanager
+def compiled_as_eager() -> Iterator[None]:
+    """Have what is compiled within draw the random numbers that torch draws, and leave the gradient of an embedding
+    (T5's bias of positions) to torch, which adds it up in a fixed order: the compiler's own code does not."""
+    import torch._dynamo
+    import torch._inductor.config
+    from torch._inductor.decomposition import decompositions
+
+    own = torch.ops.aten.embedding_dense_backward.default
+    kept = decompositions.pop(own, None)
+    try:
+        with torch._inductor.config.patch(fallback_random=True), torch._dynamo.config.patch(recompile_limit=64):
+            yield
+    finally:
+        if kept is not None:
+            decompositions[own] = kept
 
 
 def shapes(config: RunConfig) -> int | None:
