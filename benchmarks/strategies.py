@@ -31,7 +31,7 @@ import torch
 
 from skytune.data.batches import TokenTable
 
-WARMUP = {"off": 10, "auto": 64}
+WARMUP = {"off": 10, "auto": 64, "on": 64}
 """Steps that are not counted, without and with the fast path: that takes 32 at a time, and the first of them meet every
 graph and every connection between cards for the first time."""
 TIMED = 96
@@ -243,7 +243,8 @@ def cases_of(
                 "processes": processes or gpus,
                 "steps": count,
                 "precision": precision,
-                "fast": "auto" if "fast" in label else "off",
+                # FSDP on several GPUs is captured where that is asked for.
+                "fast": "off" if "fast" not in label else "on" if label == "fsdp fast" and gpus > 1 else "auto",
             }
         )
 
