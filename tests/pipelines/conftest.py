@@ -126,16 +126,32 @@ class Checkout:
 
 @pytest.fixture(scope="session")
 def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Checkout]]:
-    """Return a maker of copies of this source tree, each with an empty home."""
-    made: list[Checkout] = []
+    """Return a maker of copies of this source tree, each with a home of its own.
 
-    def make(warm: bool = False) -> Checkout:
+    ZenML makes its store the first time that it is used, which takes seconds: one is made for all, and copied, but for
+    those who ask for an empty home (`first`).
+    """
+    made: list[Checkout] = []
+    template = tmp_path_factory.mktemp("template")
+
+    def store(home: Path) -> None:
+        if not (template / "zenml").is_dir():
+            code = "from zenml.client import Client; Client().active_stack_model"
+            done = Checkout(ROOT, template).python("-c", code, ZENML_ANALYTICS_OPT_IN="false")
+            assert done.code == 0, done.err
+        shutil.copytree(template / "zenml", home / "zenml")
+        config = home / "zenml" / "config.yaml"
+        config.write_text(config.read_text().replace(str(template), str(home)))
+
+    def make(warm: bool = False, first: bool = False) -> Checkout:
         place = tmp_path_factory.mktemp("checkout")
         for folder in ("src", "configs"):
             shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         (place / ".zen").mkdir()
         home = place / "home"
         home.mkdir()
+        if not first:
+            store(home)
         made.append(Checkout(place, home))
         made[-1].warm = warm
         return made[-1]

@@ -134,7 +134,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(new_checkout: Callable[[], Any], tiny_model: Path) -> Scene:
     """Two runs start at once on an empty home, offline, while the dashboard's port is taken."""
-    checkout = new_checkout()
+    checkout = new_checkout(first=True)
     checkout.env = {k: v for k, v in checkout.env.items() if not k.startswith("HF_") or k == "HF_HUB_OFFLINE"}
     assert checkout.env["HF_HUB_OFFLINE"] == "1"
     data = checkout.home / "good.csv"

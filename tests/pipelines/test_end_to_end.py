@@ -22,7 +22,7 @@ ARTIFACTS = {
 @pytest.fixture(scope="module")
 def three_classes(new_checkout: Callable[[], Any], small: list[str]) -> Any:
     """A run on two processes over a three-class file with string labels and columns of its own."""
-    checkout = new_checkout()
+    checkout = new_checkout(first=True)
     checkout.done = checkout.run(
         *small,
         "launch.num_processes=2",
