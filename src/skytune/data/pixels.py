@@ -50,7 +50,7 @@ class Pixels:
 
         self.processor = processor
         chosen = getattr(processor, "resample", None)
-        self.filter = Image.Resampling.BICUBIC if chosen is None else Image.Resampling(int(chosen))
+        self.filter = Image.Resampling(chosen) if isinstance(chosen, int) else Image.Resampling.BICUBIC
         """With which the processor changes an image's size; a crop at random does it alike."""
         shapes = {self.of(Image.new("RGB", size)).shape for size in ((320, 200), (200, 320))}
         if len(shapes) > 1:

@@ -37,9 +37,8 @@ def bias(
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position, scaled_size_sqrt
 
     heads, tokens, span = module.num_attention_heads, query.shape[1], module.pos_ebd_size
-    distance = torch.arange(
-        tokens - 1, -tokens, -1, device=query.device
-    )  # of a query from its keys, from left to right
+    # Of a query from its keys, from left to right.
+    distance = torch.arange(tokens - 1, -tokens, -1, device=query.device)
     if module.position_buckets > 0:
         distance = make_log_bucket_position(distance, module.position_buckets, module.max_relative_positions)
     scale = scaled_size_sqrt(query, scale_factor)

@@ -50,9 +50,8 @@ class HostAnswers(TorchDispatchMode):
     """What a function asks the host for in the midst of its work: written down while it runs, answered from there while
     it is captured, where nobody waits and nothing may be sent.
 
-    Tensors that are sent to the device must be the same each time. Attention's gradients are added up in a fixed order,
-    at 1 to 3% of a step on long rows (H200). How many elements a mask selects is checked on the
-    device in every replay.
+    Tensors that are sent to the device must be the same each time. How many elements a mask selects is checked on the
+    device in every replay. Attention's gradients are added up in a fixed order: 1 to 3% of a step on long rows (H200).
     """
 
     changed: Tensor
