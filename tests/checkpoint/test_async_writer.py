@@ -141,6 +141,29 @@ def test_who_lost_the_lease_does_not_write(store):
     other.release()
 
 
+def test_whose_files_were_cleared_away_by_another_says_that_it_was_taken_over(store, monkeypatch):
+    """It was silent in the middle of a save: what it finds missing is not the fault of the store."""
+    from skytune.checkpoint.lease import acquire
+
+    lease = acquire(store, "launch-1")
+    others = []
+
+    def write(*_, **__):
+        if not others:
+            others.append(acquire(store, "launch-1"))
+        raise UserError("writing step-00000001/optimizer.json failed") from FileNotFoundError(2, "No such file")
+
+    monkeypatch.setattr(store, "write", write)
+    writer = Writer(store, lease=lease)
+    writer.submit(1, {"model": weights(1)}, {}, wait=True)
+    assert "has taken over this run" in writer.last.message and writer.last.lost
+    owner = Writer(store, lease=others[0])
+    owner.submit(1, {"model": weights(1)}, {}, wait=True)
+    assert "optimizer.json failed" in owner.last.message and not owner.last.lost
+    others[0].release()
+    lease.release()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_copies_from_a_gpu_are_pinned_and_right(store):
     writer = Writer(store)

@@ -106,10 +106,10 @@ def test_all_kinds_of_batches_have_room(monkeypatch: pytest.MonkeyPatch) -> None
     """A length comes with full micro-batches, a step's last, an epoch's last, evaluation's full and last."""
     import torch._dynamo
 
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: None)
-    compile_in_place(torch.nn.Linear(1, 1), RunConfig(compile=CompileConfig(mode="on", shapes=3)))
-    assert torch._dynamo.config.recompile_limit >= 3 * 5
+    with torch._dynamo.config.patch(recompile_limit=8):  # pytest's own way would delete it in the end
+        compile_in_place(torch.nn.Linear(1, 1), RunConfig(compile=CompileConfig(mode="on", shapes=3)))
+        assert torch._dynamo.config.recompile_limit >= 3 * 5
 
 
 def test_an_embedding_inside_compiled_code_is_left_to_torch():

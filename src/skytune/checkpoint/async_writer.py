@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
 from .manifest import Manifest, step_name
+from .retry import causes
 from .store import Source, Store, rotate
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ class Writer:
             if self.lease is not None:
                 self.lease.check(look=True)
             event = self._saved(save, self._write(save))
-        except BaseException as error:
+        except BaseException as failure:
+            error = self._cause(failure)
             if not isinstance(error, UserError):
                 log.exception("saving step %d", save.step)
             message = str(error) or type(error).__name__
@@ -235,6 +237,16 @@ class Writer:
         self._report(event)
         save.tensors.clear()
         save.done.set()
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """Return why a save failed: where its files are gone, whoever has taken over this run may have cleared them
+        away."""
+        if self.lease is not None and any(isinstance(one, FileNotFoundError) for one in causes(error)):
+            try:
+                self.lease.check(look=True)
+            except UserError as taken:
+                return taken
+        return error
 
     def _write(self, save: _Save) -> Manifest:
         files: dict[str, Source] = {f"{name}.safetensors": saver(named) for name, named in save.tensors.items()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from skytune.config import ComputeConfig, ConfigError, RunConfig, SageMakerConfig, from_dict
 from skytune.launch.run_dir import identity_config
 from skytune.launch.sagemaker.images import SMDDP, check, gpus_of, image_of
-from skytune.launch.sagemaker.request import JobPlace, checked, job_name, training_job
+from skytune.launch.sagemaker.request import JobPlace, checked, job_name, new_name, training_job
 
 botocore_session = pytest.importorskip("botocore.session", reason="needs the extra aws")
 
@@ -25,6 +25,12 @@ def request(key: str = KEY, instance: str = "ml.g5.2xlarge", spot: bool = False,
     return training_job(
         config, config.compute, PLACE, key, job_name(key, "261129120000"), launch_id="0" * 32, spot=spot
     )
+
+
+def test_two_jobs_of_one_second_have_two_names() -> None:
+    first = new_name(KEY, "")
+    second = new_name(KEY, first)
+    assert first != second and second.startswith(f"skytune-{KEY}-")
 
 
 def members(operation: str) -> Any:

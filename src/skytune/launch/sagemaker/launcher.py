@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from . import entry
 from .entry import SENT
 from .images import check, gpus_of
 from .jobs import ENDED, STOP_SECONDS, Cloud, CloudAccount, State, TrainingJobs
-from .request import DISK_GB, JobPlace, job_name, training_job
+from .request import DISK_GB, JobPlace, new_name, training_job
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +144,7 @@ class JobLoop(AttemptLoop[JobEnd]):
     places: list[JobPlace] = field(kw_only=True)
     _told: bool = False
     _spent: float = 0.0
+    _name: str = ""
 
     def no_machine(self) -> type[Exception]:
         """See `AttemptLoop`."""
@@ -206,7 +206,7 @@ class JobLoop(AttemptLoop[JobEnd]):
     def _launch(self, jobs: TrainingJobs, place: JobPlace, attempt: Attempt, spot: bool) -> str:
         """Send what a job needs, and begin it; return its name."""
         key, upload, hidden = self.job.job.run_key, self.job.root / "upload", secrets(self.config)
-        name = job_name(key, datetime.now(UTC).strftime("%y%m%d%H%M%S"))
+        name = self._name = new_name(key, self._name)
         check_disk_size(self.job.inputs, self.config, self.compute.disk_size or DISK_GB)
         secret = name if hidden else ""
         request = training_job(

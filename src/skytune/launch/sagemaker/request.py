@@ -2,8 +2,10 @@
 
 import difflib
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -52,6 +54,13 @@ def job_name(run_key: str, stamp: str) -> str:
     readable, _, digits = run_key.rpartition("-")
     short = re.sub(r"[^a-zA-Z0-9]+", "-", readable)[:28].strip("-") or "run"
     return f"skytune-{short}-{digits}-{stamp}"
+
+
+def new_name(run_key: str, before: str) -> str:
+    """Return the name of a job that begins now: a second's own, and another than that of the job before."""
+    while (name := job_name(run_key, datetime.now(UTC).strftime("%y%m%d%H%M%S"))) == before:
+        time.sleep(0.1)
+    return name
 
 
 def training_job(
