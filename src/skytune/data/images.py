@@ -217,7 +217,7 @@ def in_threads(function: Callable[[int], Any], count: int) -> Iterator[Any]:
 
 
 ORIENTATION = 0x0112
-"""EXIF's number of how a camera was held: from 5 on width and height change places."""
+"""EXIF's number of how a camera was held: with 5 to 8 width and height change places."""
 
 Box = tuple[float, float, float, float]
 
@@ -281,7 +281,7 @@ def decode_part(data: Any, choose: Callable[[tuple[int, int]], Box], width: int,
 
     def look(image: Any) -> None:
         before, held = image.size, image.getexif().get(ORIENTATION, 1)
-        size = before[::-1] if held > 4 else before
+        size = before[::-1] if held in (5, 6, 7, 8) else before  # files hold other numbers, and text, too
         box = choose(size)
         spare = max(1, min(int(box[2] - box[0]) // width, int(box[3] - box[1]) // height))
         drafted = image.draft("RGB", (before[0] // spare, before[1] // spare))

@@ -45,6 +45,7 @@ from .oom import ran_out, release
 from .schedule import set_rate
 from .strategy.blocks import find_blocks
 from .strategy.device_optimizer import local, reads_tensors, update
+from .strategy.fsdp import let_go
 from .train_step import EagerStep, Feed, Item, StepResult, lay_out
 
 log = logging.getLogger(__name__)
@@ -336,6 +337,8 @@ class CapturedSteps(EagerStep):
         return loss
 
     def _replayed(self, batches: Iterator[Item]) -> Tensor:
+        if self.sharded:  # a graph has no hooks: what a validation left would hide shards from whoever clips
+            let_go(self.model)
         first = True
         for micro, tensors in self._waited(batches):
             shape = self._shape(tensors)

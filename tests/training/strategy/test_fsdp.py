@@ -62,6 +62,28 @@ def test_a_pass_without_gradients_leaves_no_gathered_weights_to_the_next():
     strategy.close()
 
 
+def test_replayed_steps_find_shards_after_a_validation():
+    """A graph calls no hooks; weights that were still gathered would be left out of the norm, and of clipping."""
+    from torch.distributed.tensor import DTensor
+
+    from skytune.training.captured_step import CapturedSteps
+
+    config = from_dict(RunConfig, {"strategy": {"name": "fsdp"}, "precision": "fp32", "optimizer": {"name": "sgd"}})
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    strategy = build_strategy(config, DistContext(0, 1, torch.device("cpu"), Precision.fp32))
+    strategy.prepare(transformers.BertForSequenceClassification(transformers.BertConfig(**small, vocab_size=50)))
+    with torch.no_grad():
+        strategy.module(input_ids=torch.randint(1, 50, (4, 7)))
+    assert not all(isinstance(weight, DTensor) for weight in strategy.model.parameters())
+    steps = CapturedSteps.__new__(CapturedSteps)
+    steps.strategy, steps.model, steps.sharded, steps.loss = strategy, strategy.model, True, torch.zeros(())
+    steps.by_hand = False
+    steps._waited = lambda batches: batches  # none: as if all was in graphs
+    steps._gradients(iter(()))
+    assert all(isinstance(weight, DTensor) for weight in strategy.model.parameters())
+    strategy.close()
+
+
 def _counted(programs):
     def backend(graph, _inputs):
         programs.append(graph)

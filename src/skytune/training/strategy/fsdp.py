@@ -87,7 +87,7 @@ class FullyShard(Strategy):
                 compile_in_place(block, self.config)
             fully_shard(block, reshard_after_forward=settings.sharding is not Sharding.grad_op, **common)
         fully_shard(model, reshard_after_forward=False, **common)  # what is outside the blocks is needed to the end
-        model.register_forward_pre_hook(_let_go, prepend=True)
+        model.register_forward_pre_hook(let_go, prepend=True)
         self.model = self.module = model
         if self.world.size > 1:
             sharded: Any = model
@@ -238,7 +238,7 @@ class FullyShard(Strategy):
         return None if self.skeleton is None else filled(self.skeleton, whole)
 
 
-def _let_go(model: torch.nn.Module, _inputs: Any) -> None:
+def let_go(model: torch.nn.Module, _inputs: Any = None) -> None:
     """Let go of weights that are still gathered when a pass begins. A backward pass lets go of all; after one without,
     weights may have changed since (a moving average is put back, a checkpoint loaded, a captured step taken)."""
     from torch.distributed.fsdp import FSDPModule
