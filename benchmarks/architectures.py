@@ -269,7 +269,21 @@ def hand_loop(name: str, table: Any, batch: int) -> Callable[[int], None]:
     return steps
 
 
-def one(name: str, way: str, tiny: bool = False) -> dict[str, Any]:
+def kernels_of(work: Callable[[], object], steps: int, most: int = 24) -> dict[str, Any]:
+    """Return what the device did in some steps: milliseconds and number of kernels of one, and those that took most,
+    as (milliseconds, how often, name)."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        work()
+        synchronized()
+    found = sorted(seen.key_averages(), key=lambda kernel: kernel.self_device_time_total, reverse=True)
+    longest = [(k.self_device_time_total / 1e3 / steps, k.count / steps, k.key[:160]) for k in found[:most]]
+    total = sum(kernel.self_device_time_total for kernel in found)
+    return {"ms": total / 1e3 / steps, "count": sum(k.count for k in found) / steps, "longest": longest}
+
+
+def one(name: str, way: str, tiny: bool = False, profile: bool = False) -> dict[str, Any]:
     """Compile, say so, wait for a word, take the time of one way; return what it adds to the architecture's row."""
     torch.set_num_threads(4)
     clock, small = time.perf_counter(), TINY if tiny else {}
@@ -301,7 +315,7 @@ def one(name: str, way: str, tiny: bool = False) -> dict[str, Any]:
         if work is not None and most:
             done = float(np.mean([work.of(rows) for rows in lengths]))
             row["long_mfu"] = done / (row["long_ms"] / 1e3) / most
-        return row
+        return row | ({"kernels": kernels_of(lambda: take(steps, steps.most), steps.most)} if profile else {})
     row |= {"steps": steps.run.report.get("steps_taken"), "ready_s": ready, **steps.run.report.get("captured", {})}
     row |= {"gradient_error": steps.gradient_error} if isinstance(steps, CapturedSteps) else {}
     row["ours_ms"] = 1e3 * timed(steps, WARM, TIMED)
@@ -321,13 +335,18 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--out", type=Path, help="folder of the table; rows of earlier calls that lie there stay")
     parser.add_argument("--tiny", action="store_true", help="of BERT's kind and ViT; the trainer and ours alone")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the kernels that take most of a step on long text"
+    )
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         import logging
 
         logging.basicConfig(level="INFO", format="%(message)s")
-        found = one(arguments.one[0], arguments.one[1], arguments.tiny)
+        found = one(arguments.one[0], arguments.one[1], arguments.tiny, arguments.profile)
+        if told := found.pop("kernels", None):
+            print("KERNELS " + json.dumps({"name": found["name"], **told}), flush=True)
         rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in found.items()}
         print("RESULT " + json.dumps(rounded), flush=True)
         return 0
@@ -336,13 +355,16 @@ def main() -> int:
     wanted = [(name, way) for name, way in wanted if way != "long" or not name.startswith("vit")]
     wanted = [(name, way) for name, way in wanted if way in ("ours", "trainer") or not arguments.tiny]
     for at in range(0, len(wanted), TOGETHER):
-        children = [(name, way, *_start(name, way, arguments.tiny)) for name, way in wanted[at : at + TOGETHER]]
+        children = [(name, way, *_start(name, way, arguments)) for name, way in wanted[at : at + TOGETHER]]
         for _, _, child, _ in children:
             next((line for line in child.stdout or () if line.startswith("READY")), None)
         for name, way, child, log in children:
             told, _ = child.communicate("go\n" if child.poll() is None else None)
             line = next((text for text in told.splitlines() if text.startswith("RESULT ")), None)
             row = rows.setdefault(name, {"name": name})
+            for text in told.splitlines():
+                if text.startswith("KERNELS "):
+                    print(text, flush=True)
             if line is None:
                 log.seek(0)
                 failed += 1
@@ -356,10 +378,11 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _start(name: str, way: str, tiny: bool) -> tuple[subprocess.Popen[str], IO[str]]:
+def _start(name: str, way: str, given: argparse.Namespace) -> tuple[subprocess.Popen[str], IO[str]]:
     """Start a process of one way to train an architecture; return it and what it logs."""
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
-    command = [sys.executable, "-X", "faulthandler", __file__, "--one", name, way, *(["--tiny"] if tiny else [])]
+    command = [sys.executable, "-X", "faulthandler", __file__, "--one", name, way]
+    command += [f"--{option}" for option in ("tiny", "profile") if getattr(given, option)]
     environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True), log

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention, build_relative_position
 
-from skytune.models.deberta import by_distance, shifted
+from skytune.models.deberta import by_distance, by_pair, by_pair_backward
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 50}
 KIND = {"relative_attention": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}
@@ -19,13 +19,25 @@ def config(shared: bool, buckets: int, kinds: list[str], positions: int = 64) ->
     return transformers.DebertaV2Config(**SMALL, **KIND, **options, num_labels=2)
 
 
-def test_columns_move_on_by_one_with_every_row() -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_columns_move_on_by_one_with_every_row(turned: bool) -> None:
     tokens = 5
-    scores = torch.arange(2 * tokens * (2 * tokens - 1)).view(2, tokens, -1)
-    found = shifted(scores)
+    scores = torch.arange(1.0, 1 + 2 * tokens * 2 * tokens).view(2, tokens, -1)
+    found = by_pair(scores, turned)
+    assert found.is_contiguous()
     for i in range(tokens):
         for j in range(tokens):
-            assert torch.equal(found[:, i, j], scores[:, i, j - i + tokens - 1])
+            assert torch.equal(found[:, j, i] if turned else found[:, i, j], scores[:, i, j - i + tokens - 1])
+    part = torch.cat([scores, scores], -1)[..., 2 * tokens :]  # of a larger tensor
+    torch.testing.assert_close(by_pair(part, turned), found)
+
+
+def test_the_operations_keep_to_what_torch_asks_of_them() -> None:
+    scores = torch.randn(2, 3, 4, 8, dtype=torch.float64, requires_grad=True)
+    for turned in (False, True):
+        torch.library.opcheck(by_pair, (scores, turned))
+        assert torch.autograd.gradcheck(lambda given, turned=turned: by_pair(given, turned), (scores,))
+    torch.library.opcheck(by_pair_backward, (torch.randn(2, 3, 4, 4), True))
 
 
 @pytest.mark.parametrize("kinds", [["c2p"], ["p2c"], ["p2c", "c2p"], []])
