@@ -354,8 +354,9 @@ def main() -> int:
     wanted = [(name, way) for name in arguments.only for way in arguments.ways]
     wanted = [(name, way) for name, way in wanted if way != "long" or not name.startswith("vit")]
     wanted = [(name, way) for name, way in wanted if way in ("ours", "trainer") or not arguments.tiny]
+    threads = max(3, (os.cpu_count() or 1) // max(min(TOGETHER, len(wanted)), 1))
     for at in range(0, len(wanted), TOGETHER):
-        children = [(name, way, *_start(name, way, arguments)) for name, way in wanted[at : at + TOGETHER]]
+        children = [(name, way, *_start(name, way, arguments, threads)) for name, way in wanted[at : at + TOGETHER]]
         for _, _, child, _ in children:
             next((line for line in child.stdout or () if line.startswith("READY")), None)
         for name, way, child, log in children:
@@ -378,12 +379,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _start(name: str, way: str, given: argparse.Namespace) -> tuple[subprocess.Popen[str], IO[str]]:
+def _start(name: str, way: str, given: argparse.Namespace, threads: int) -> tuple[subprocess.Popen[str], IO[str]]:
     """Start a process of one way to train an architecture; return it and what it logs."""
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the child
     command = [sys.executable, "-X", "faulthandler", __file__, "--one", name, way]
     command += [f"--{option}" for option in ("tiny", "profile") if getattr(given, option)]
-    environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
+    environment = {**os.environ, "TQDM_DISABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True), log
 

@@ -33,6 +33,19 @@ def test_a_worker_leaves_out_what_only_text_generation_and_boxes_want() -> None:
     assert json.loads(done.stdout) == [[False, False, False], True, True]
 
 
+def test_a_worker_imports_no_compiler_and_no_cut_up_tensors_before_it_needs_them() -> None:
+    """They take a second and more of every start, on a slow CPU several."""
+    code = """
+import sys
+from skytune.training.worker import import_libraries
+import_libraries()
+names = ("torch.distributed.tensor", "torch._dynamo", "torch._inductor", "triton", "sympy", "datasets", "deepspeed")
+print([name for name in names if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_rows_and_predictions_cost_no_pandas_and_an_optimizer_no_trainer(tmp_path: Path) -> None:
     """Arrow imports pandas for most of its ways from and to NumPy; transformers' Trainer has names of what decays."""
     rows = pa.table({"input_ids": pa.array([[1, 2, 3], [], [4]], pa.list_(pa.int32())), "labels": [0, 1, 0]})

@@ -1,12 +1,12 @@
 """What a fused Adam is told, from numbers on the device: rate, clipping factor, and whether to do nothing."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.adam import adam
 
 
@@ -16,15 +16,21 @@ def reads_tensors(optimizer: torch.optim.Optimizer) -> bool:
     return known and all(group["fused"] and not group["differentiable"] for group in optimizer.param_groups)
 
 
+def _is_shard(tensor: Tensor) -> bool:
+    """Whether it is a DTensor. Their module takes half a second to import, and whoever made one has."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return what this process holds of a tensor, of which it may be a shard."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().to_local() if _is_shard(tensor) else tensor
 
 
 def update(optimizer: Any, rates: list[Tensor], factor: Tensor, skip: Tensor) -> None:
     """Have a fused Adam update its weights: all of them, or this process's shards, whose kernel takes no such tensors
     beside DTensors."""
-    if not any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]):
+    if not any(_is_shard(p) for group in optimizer.param_groups for p in group["params"]):
         with told_on_device(optimizer, rates, factor, skip):
             optimizer.step()
         return
