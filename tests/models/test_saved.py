@@ -2,6 +2,8 @@ import errno
 import json
 import logging
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,6 +57,24 @@ class Tied(torch.nn.Module):
     def forward(self, x, labels=None):
         return {"logits": self.head(self.two(self.one(x)))}
 """
+
+
+SAVE = """
+import sys
+import transformers
+from accelerate.utils import is_deepspeed_available
+from skytune.models import save_model
+config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+save_model(transformers.BertForSequenceClassification(config), sys.argv[1])
+print("deepspeed" in sys.modules, is_deepspeed_available() == (importlib.util.find_spec("deepspeed") is not None))
+"""
+
+
+def test_saving_imports_no_wrapper_of_models(tmp_path):
+    """Accelerate would import DeepSpeed to look whether a model is in its engine."""
+    words = [sys.executable, "-c", "import importlib.util\n" + SAVE, str(tmp_path / "model")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert (done.stdout, (tmp_path / "model/model.safetensors").is_file()) == ("False True\n", True)
 
 
 def test_a_module_of_ones_own_is_rebuilt_with_shared_weights(tmp_path, monkeypatch):

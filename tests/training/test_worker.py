@@ -19,18 +19,19 @@ LOOK = """
 import json, sys
 from skytune.training.worker import _leave_out_libraries
 _leave_out_libraries()
-from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, get_scheduler
 from transformers.generation import GenerationMixin
-from transformers.utils import is_scipy_available, is_sklearn_available
-loaded = [name in sys.modules for name in ("sklearn", "scipy", "pandas")]
-print(json.dumps([loaded, is_sklearn_available(), is_scipy_available()]))
+from transformers.utils import is_peft_available, is_scipy_available, is_sklearn_available
+names = ("sklearn", "scipy", "pandas", "bitsandbytes", "peft.peft_model")
+loaded = [name for name in names if name in sys.modules]
+print(json.dumps([loaded, is_sklearn_available(), is_scipy_available(), is_peft_available()]))
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
-def test_a_worker_leaves_out_what_only_text_generation_and_boxes_want() -> None:
+def test_a_worker_leaves_out_what_only_text_generation_boxes_and_a_trainer_want() -> None:
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [[False, False, False], True, True]
+    assert json.loads(done.stdout) == [[], True, True, True]
 
 
 def test_a_worker_imports_no_compiler_and_no_cut_up_tensors_before_it_needs_them() -> None:

@@ -1,9 +1,11 @@
 """A trained model as a folder: safetensors, JSON and the tokenizer's files; nothing that can run code when read."""
 
+import contextlib
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,7 +162,7 @@ def _write(model: Any, folder: Path) -> None:
         write_adapter(model, folder)
         return
     if hasattr(model, "save_pretrained") and type(model).__module__.startswith("transformers."):
-        with quiet("transformers"):
+        with quiet("transformers"), _not_wrapped():
             model.save_pretrained(folder)
         return
     if spec is None:
@@ -169,6 +171,21 @@ def _write(model: Any, folder: Path) -> None:
     apart: Any = SimpleNamespace(state_dict=lambda: _apart(model.state_dict()))
     save_tensors(apart, str(folder / WEIGHTS), metadata={"format": "pt"})
     write_json(folder / TARGET_FILE, spec)
+
+
+@contextlib.contextmanager
+def _not_wrapped() -> Iterator[None]:
+    """Have Accelerate not import DeepSpeed, which takes a third of a second and writes to the terminal, to see whether
+    a model is wrapped in its engine: where nobody has imported it, none is."""
+    import accelerate.utils.other as asked
+
+    before = asked.is_deepspeed_available
+    if "deepspeed" not in sys.modules:
+        asked.is_deepspeed_available = lambda: False
+    try:
+        yield
+    finally:
+        asked.is_deepspeed_available = before
 
 
 def _apart(tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":

@@ -12,7 +12,7 @@ from skytune.config import IMAGES, PACKAGED, UserError
 from skytune.config.targets import locate, split_spec
 
 from .own_metrics import load_module, module_script, run_module, run_target
-from .packaged_metrics import AREAS, AVERAGED, packaged
+from .packaged_metrics import AREAS, AVERAGED, compute_packaged
 
 
 def compute(
@@ -190,17 +190,17 @@ def best_threshold(odds: np.ndarray, truth: np.ndarray) -> float:
 def _packaged(name: str, inputs: Inputs) -> dict[str, float]:
     if name in AREAS:
         if inputs.binary:
-            return packaged(name).compute(prediction_scores=inputs.scores, references=inputs.labels)
+            return compute_packaged(name, prediction_scores=inputs.scores, references=inputs.labels)
         shares = inputs.shares
         there = [
             n for n, rows in enumerate(np.bincount(inputs.labels, minlength=shares.shape[1])) if 0 < rows < len(shares)
         ]
-        areas = [packaged(name).compute(prediction_scores=shares[:, n], references=inputs.labels == n) for n in there]
+        areas = [compute_packaged(name, prediction_scores=shares[:, n], references=inputs.labels == n) for n in there]
         return {name: float(np.mean([area[name] for area in areas])) if areas else float("nan")}
     kind, _, average = name.partition("_")
     options = {"average": average or ("binary" if inputs.binary else "macro")} if kind in AVERAGED else {}
     given = inputs.logits if name in ("loss", *IMAGES) else inputs.predictions
-    found = packaged(kind if options else name).compute(predictions=given, references=inputs.labels, **options)
+    found = compute_packaged(kind if options else name, predictions=given, references=inputs.labels, **options)
     return {name: next(iter(found.values()))}
 
 

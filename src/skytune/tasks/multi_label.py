@@ -16,7 +16,7 @@ from ..data.targets import Encoded, inputs
 from ..data.tokens import with_labels
 from ..models.head import Head
 from .metrics import Answers, best_threshold, measure
-from .packaged_metrics import packaged
+from .packaged_metrics import compute_packaged
 from .task import Collected, Scored, Scoring, Section, Task, check_scorable, dense, texts_at
 from .text_classification import collect
 
@@ -166,9 +166,9 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
             return {name: float(np.mean((found == truth).all(axis=1)))}
         if name == "roc_auc":  # of the classes that hold for some rows and not for others
             both = [place for place in range(truth.shape[1]) if 0 < truth[:, place].sum() < len(truth)]
-            areas = [packaged(name).compute(prediction_scores=logits[:, i], references=truth[:, i])[name] for i in both]
+            areas = [compute_packaged(name, prediction_scores=logits[:, i], references=truth[:, i])[name] for i in both]
             return {name: float(np.mean(areas)) if areas else float("nan")}
-        return dict(packaged(f"sets_{name}").compute(predictions=found, references=truth))
+        return dict(compute_packaged(f"sets_{name}", predictions=found, references=truth))
 
     metrics = measure(scoring.metrics, scoring.extra, Answers(found, truth, logits), number)
     if scoring.shown is None:

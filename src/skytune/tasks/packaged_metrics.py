@@ -90,10 +90,6 @@ def packaged(name: str) -> Any:
     }.get(name, truth)
     layout = "numpy" if all(isinstance(part, Value) for part in (kind, truth)) else None
     features = Features({scored: kind, "references": truth})
-    measured: Callable[..., float] = _score
-    if name in NUMBERS or name in ENTITIES or name.startswith(SETS):
-        measured = _of_numbers if name in NUMBERS else _of_entities if name in ENTITIES else _of_sets
-    plain = list if name in ENTITIES else np.asarray
 
     class PackagedMetric(Metric):
         def _info(self) -> Any:
@@ -108,11 +104,21 @@ def packaged(name: str) -> Any:
                 return Metric.compute(self, **given)
             return self._compute(**given)
 
-        def _compute(self, references: Any, **given: Any) -> dict[str, float]:
-            found = measured(name, plain(references), plain(given.pop(scored)), **given)
-            return {name.removeprefix(SETS): found}
+        def _compute(self, **given: Any) -> dict[str, float]:
+            return compute_packaged(name, **given)
 
     return PackagedMetric(keep_in_memory=True)
+
+
+def compute_packaged(name: str, references: Any, **given: Any) -> dict[str, float]:
+    """Return what `packaged(name).compute` does, without `evaluate` and `datasets`, which take most of a second to
+    import."""
+    measured: Callable[..., float] = _score
+    if name in NUMBERS or name in ENTITIES or name.startswith(SETS):
+        measured = _of_numbers if name in NUMBERS else _of_entities if name in ENTITIES else _of_sets
+    plain = list if name in ENTITIES else np.asarray
+    scored = plain(given.pop("prediction_scores" if name in AREAS else "predictions"))
+    return {name.removeprefix(SETS): measured(name, plain(references), scored, **given)}
 
 
 def _of_sets(name: str, truth: np.ndarray, found: np.ndarray) -> float:

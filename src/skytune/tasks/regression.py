@@ -19,7 +19,7 @@ from ..data.tokens import with_labels
 from ..models.head import Head
 from ..models.outputs import logits_of
 from .metrics import Answers, measure
-from .packaged_metrics import packaged
+from .packaged_metrics import compute_packaged
 from .task import Collected, Scored, Scoring, Section, Task, check_scorable, dense, texts_at
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
         if name == "loss":
             return {name: float(np.mean(((found - truth) / std) ** 2))}
         columns = range(truth.shape[1])
-        each = [packaged(name).compute(predictions=found[:, i], references=truth[:, i])[name] for i in columns]
+        each = [compute_packaged(name, predictions=found[:, i], references=truth[:, i])[name] for i in columns]
         return {name: float(np.mean(each))}
 
     answers = Answers(
@@ -183,7 +183,7 @@ def _plot(name: str, found: np.ndarray, truth: np.ndarray) -> Section:
 def _by_output(names: list[str], found: np.ndarray, truth: np.ndarray) -> Section:
     measures = (*ERRORS, *CORRELATIONS)
     rows = [
-        [name, *(packaged(m).compute(predictions=found[:, i], references=truth[:, i])[m] for m in measures)]
+        [name, *(compute_packaged(m, predictions=found[:, i], references=truth[:, i])[m] for m in measures)]
         for i, name in enumerate(names)
     ]
     return Section("table", {"columns": ["output", *measures], "rows": rows}, "By output")

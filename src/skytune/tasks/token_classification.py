@@ -20,7 +20,7 @@ from ..models.head import Head
 from ..models.outputs import logits_of
 from ..models.tokenizer import see_blanks
 from .metrics import Answers, measure
-from .packaged_metrics import entities, packaged
+from .packaged_metrics import compute_packaged, entities
 from .task import Collected, Scored, Scoring, Section, Shown, Task, check_scorable
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def score(collected: Collected, targets: np.ndarray | Ragged, scoring: Scoring) 
 
     def number(name: str) -> dict[str, float]:
         given, true = {"loss": (logits, truth), "accuracy": (found, truth)}.get(name, (predictions, references))
-        return dict(packaged(name).compute(predictions=given, references=true))
+        return dict(compute_packaged(name, predictions=given, references=true))
 
     metrics = measure(scoring.metrics, scoring.extra, Answers(predictions, references, logits), number)
     if scoring.shown is None:

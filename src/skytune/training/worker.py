@@ -103,14 +103,16 @@ def _silence_libraries() -> None:
 LEFT_OUT = {
     "transformers.generation.candidate_generator": "is_sklearn_available",
     "transformers.loss.loss_utils": "is_scipy_available",
+    "transformers.trainer_utils": "is_peft_available",
 }
 """Modules of transformers that every model imports, and what they ask before they import a large library."""
 
 
 def _leave_out_libraries() -> None:
     """Transformers imports scikit-learn, pandas and SciPy, where they are installed, for assisted text generation with
-    its confidence threshold and for boxes around objects: a fifth of a worker's imports, for what no training of ours
-    needs. Whoever else asks for them finds them."""
+    its confidence threshold and for boxes around objects, and PEFT (which imports bitsandbytes, and that torch's
+    compiler) for its Trainer, whose schedules alone are ours: a third of a worker's imports, for what no training of
+    ours needs. Whoever else asks for them finds them."""
     for module, question in LEFT_OUT.items():
         try:
             from transformers import utils
