@@ -24,14 +24,20 @@ from transformers.generation import GenerationMixin
 from transformers.utils import is_peft_available, is_scipy_available, is_sklearn_available
 names = ("sklearn", "scipy", "pandas", "bitsandbytes", "peft.peft_model")
 loaded = [name for name in names if name in sys.modules]
-print(json.dumps([loaded, is_sklearn_available(), is_scipy_available(), is_peft_available()]))
+import peft
+from transformers.trainer_utils import unwrap_peft_model
+config = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+plain = BertForSequenceClassification(BertForSequenceClassification.config_class(**config))
+adapted = peft.get_peft_model(plain, peft.LoraConfig(target_modules=["query"]))
+there = [unwrap_peft_model(adapted) is plain, unwrap_peft_model(plain) is plain]
+print(json.dumps([loaded, is_sklearn_available(), is_scipy_available(), is_peft_available(), *there]))
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
 def test_a_worker_leaves_out_what_only_text_generation_boxes_and_a_trainer_want() -> None:
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [[], True, True, True]
+    assert json.loads(done.stdout) == [[], True, True, True, True, True]
 
 
 def test_a_worker_imports_no_compiler_and_no_cut_up_tensors_before_it_needs_them() -> None:

@@ -12,7 +12,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..common.files import is_disk_full
 from ..common.processes import alive
@@ -122,11 +125,22 @@ def _leave_out_libraries() -> None:
             return
         setattr(utils, question, lambda: False)
         try:
-            importlib.import_module(module)
+            imported = importlib.import_module(module)
+            if question == "is_peft_available":
+                setattr(imported, question, partial(_import_peft, imported, found))
         except ImportError:
             pass
         finally:
             setattr(utils, question, found)
+
+
+def _import_peft(module: Any, found: Callable[[], bool]) -> bool:
+    """Answer a module that was imported without PEFT whether it is there, and give it what it had imported then."""
+    if found():
+        import peft
+
+        module.PeftModel, module.PeftMixedModel = peft.PeftModel, peft.PeftMixedModel
+    return found()
 
 
 class LogFile(logging.FileHandler):
