@@ -7,7 +7,7 @@ Starts the worker process that `python src/run.py` starts, twice in an empty hom
 long enough that blocks are compiled. The clock stops when the first step stands in the history, which is written after
 the first steps that are taken together. Models of `architectures.py` with random weights, rows as long as SST-2's. What
 the command does before the worker starts needs ZenML, and is in startup.md. Needs torch, transformers, accelerate,
-pyarrow, this source tree, and what metrics need: datasets, evaluate, scikit-learn.
+pyarrow, scikit-learn and this source tree alone.
 """
 
 import argparse
