@@ -50,6 +50,7 @@ def summary(text: str) -> str:
 
 def test_first_run_computes_everything(scene: Any) -> None:
     assert scene.statuses() == FRESH
+    assert "F1 " in scene.first.out
 
 
 def test_second_run_is_reused_with_the_same_summary(scene: Any) -> None:
@@ -85,7 +86,7 @@ def test_comments_and_docstrings_do_not_count(scene: Any) -> None:
 def test_other_metrics_and_notes_score_anew_and_train_nothing(scene: Any) -> None:
     found = statuses(scene, "eval.metrics=[accuracy]", "+extra.note=mine")
     assert found == {**REUSED, "evaluate_model": "completed"}
-    assert "accuracy " in scene.last.out and "F1 " not in scene.last.out  # of which the one before has both
+    assert "accuracy " in scene.last.out and "F1 " not in scene.last.out
 
 
 def test_helper_of_load_data(scene: Any) -> None:

@@ -1,6 +1,5 @@
 """What a fused Adam is told, from numbers on the device: rate, clipping factor, and whether to do nothing."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,21 +15,16 @@ def reads_tensors(optimizer: torch.optim.Optimizer) -> bool:
     return known and all(group["fused"] and not group["differentiable"] for group in optimizer.param_groups)
 
 
-def _is_shard(tensor: Tensor) -> bool:
-    """Whether it is a DTensor. Their module takes half a second to import, and whoever made one has."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor, of which it may be a shard."""
-    return tensor.detach().to_local() if _is_shard(tensor) else tensor
+def local(tensor: Any) -> Tensor:
+    """Return what this process holds of a tensor, which may be a DTensor: their module takes long to import."""
+    found: Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor
+    return found
 
 
 def update(optimizer: Any, rates: list[Tensor], factor: Tensor, skip: Tensor) -> None:
     """Have a fused Adam update its weights: all of them, or this process's shards, whose kernel takes no such tensors
     beside DTensors."""
-    if not any(_is_shard(p) for group in optimizer.param_groups for p in group["params"]):
+    if not any(hasattr(p, "to_local") for group in optimizer.param_groups for p in group["params"]):
         with told_on_device(optimizer, rates, factor, skip):
             optimizer.step()
         return
