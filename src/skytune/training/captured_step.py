@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..config import OnNan, Precision
 from ..data.order import MicroBatch, step_seed
-from ..models import parity
+from ..models import parity, position_bias
 from ..models.deberta import by_distance
 from ..models.packed_attention import has_kernel
 from ..models.unpadded import difference, unpadded
@@ -85,6 +85,7 @@ class CapturedSteps(EagerStep):
         run, world, order = self.run, self.run.world, self.order
         self.device, self.model = world.device, self.strategy.model
         self.network = self.model  # several processes exchange gradients after the backward pass, not in it
+        position_bias.lay_out(self.model)  # for eager steps too, which then draw the same masks
         self.on_device = world.device.type == "cuda"
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.clip_norm = run.config.optimizer.clip_norm
