@@ -217,7 +217,7 @@ def test_the_workers_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
     monkeypatch.setenv("MY_OWN", "kept")
-    env = local.environment(2, 3)
+    env = processes.environment(2, 3)
     assert not {
         "ACCELERATE_MIXED_PRECISION",
         "FSDP_VERSION",
@@ -272,4 +272,4 @@ def test_threads_spin_only_where_the_cores_are_theirs(
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if given:
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    assert local.environment(1, 8).get("OMP_WAIT_POLICY") == policy
+    assert processes.environment(1, 8).get("OMP_WAIT_POLICY") == policy

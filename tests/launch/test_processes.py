@@ -110,9 +110,9 @@ def test_a_file_beside_the_package_hides_no_library(tmp_path: Path) -> None:
         "print(importlib.util.find_spec('evaluate').origin, skytune.__file__, *sys.argv[1:])\n"
     )
     code = (
-        "import subprocess, sys\nfrom skytune.launch import local, processes\n"
+        "import subprocess, sys\nfrom skytune.launch import processes\n"
         "words = processes.module_command('skytune.which', 'word', processes=1, folder=None)\n"
-        "sys.exit(subprocess.run(words, env=local.environment(1, 1)).returncode)"
+        "sys.exit(subprocess.run(words, env=processes.environment(1, 1)).returncode)"
     )
     env = {**os.environ, "PYTHONPATH": str(source)}
     done = subprocess.run(

@@ -52,8 +52,8 @@ def devices() -> list[Finding]:
 
 def all_reduce(backend: str = "gloo", processes: int = 2, timeout: float = REDUCE_SECONDS) -> list[Finding]:
     """Start worker processes as a run does and have them add numbers up together."""
-    from ..launch.local import environment, loopback
-    from ..launch.processes import end_group, module_command
+    from ..launch.local import loopback
+    from ..launch.processes import end_group, environment, module_command
 
     name, start = f"{processes} x {backend}", time.monotonic()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as name_of_folder:

@@ -1,30 +1,23 @@
 """Worker processes on this machine."""
 
 import logging
-import math
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-
-import skytune
 
 from ..config import ComputeConfig, LaunchConfig, Preempted, WorkerError
 from ..distributed.preemption import FLAG_FILE
 from ..job import JobDir
 from .compatibility import network
 from .failures import failure, hanging
-from .gpus import machine_is_busy, processes_wanted, threads_each
+from .gpus import processes_wanted, threads_each
 from .log_streaming import Follower, pump
 from .multinode.topology import Nodes
-from .processes import Child, check_loopback, end_group, module_command, torchrun
+from .processes import Child, check_loopback, end_group, environment, module_command, start, torchrun
 from .signals import Stopping
 
 if TYPE_CHECKING:
@@ -185,51 +178,3 @@ def loopback(folder: Path) -> dict[str, str]:
     for name, own in network("127.0.0.1").items():
         found |= {name: own, "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", own)}
     return found
-
-
-def start(words: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the workers, with SIGUSR1 held back (they inherit that) until they listen to it: a cluster's manager that
-    sends it to all processes of a job must not end torchrun's agent, which would die of it."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    try:
-        return subprocess.Popen(
-            words,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Ctrl-C on the terminal reaches us alone; we end the whole group.
-            start_new_session=True,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-
-
-def environment(processes: int, threads: int, stop_seconds: float = 60.0) -> dict[str, str]:
-    """Return the workers' environment: ours, less whatever another launcher or Accelerate's settings left in it.
-
-    Args:
-        stop_seconds: what torchrun's agent grants the workers where it is told to end itself (torch 2.12 or newer;
-            older ones grant 30 s).
-    """
-    foreign = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_", "PET_", "SLURM_")
-    single = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in single}
-    source = Path(skytune.__file__).resolve().parents[1]  # comes last on the path: see bootstrap.py
-    folders = [f for f in env.pop("PYTHONPATH", "").split(os.pathsep) if f and Path(f).resolve() != source]
-    if folders:
-        env["PYTHONPATH"] = os.pathsep.join(folders)
-    env.update(
-        # The current folder is not searched: a file there named like a library must not hide it.
-        PYTHONSAFEPATH="1",
-        PYTHONUNBUFFERED="1",
-        OMP_NUM_THREADS=str(threads),
-        **({} if "OMP_WAIT_POLICY" in env or not machine_is_busy() else {"OMP_WAIT_POLICY": "PASSIVE"}),
-        TORCH_ELASTIC_SHUTDOWN_TIMEOUT=str(math.ceil(stop_seconds)),
-        SKYTUNE_WORLD_SIZE=str(processes),
-        SKYTUNE_LAUNCHER_PID=str(os.getpid()),
-        SKYTUNE_STARTED=repr(time.time()),
-        SKYTUNE_PROGRESS="bar" if sys.__stdout__ is not None and sys.__stdout__.isatty() else "lines",
-        COLUMNS=str(shutil.get_terminal_size((100, 24)).columns),
-    )
-    return env

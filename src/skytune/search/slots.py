@@ -10,7 +10,7 @@ from ..common.text import counted
 from ..config import ConfigError, RunConfig
 from ..launch import Launcher, LocalLauncher
 from ..launch.gpus import device_here, processes_wanted, threads_each, visible_gpus
-from ..launch.local import environment
+from ..launch.processes import environment
 from ..launch.warm import WarmWorkers
 from ..study.plan import Planned
 

@@ -123,7 +123,7 @@ class ShardedUpdate:
         self.all_there.wait(300)
 
     def _run_all(self) -> None:
-        from skytune.launch.local import environment
+        from skytune.launch.processes import environment
 
         roots = [str(job.root) for job in sorted(self.jobs, key=lambda job: job.root.name)]
         code = f"ROOTS = {roots!r}\n{MANY}"

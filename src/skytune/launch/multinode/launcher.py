@@ -19,7 +19,8 @@ from ...distributed.preemption import FLAG_FILE
 from ...job import JobDir
 from ..compatibility import about, differs, lacks, network, own_address
 from ..gpus import device_here, processes_each, threads_each
-from ..local import PeerFailed, WorkerGroup, agent, environment, run_workers, start
+from ..local import PeerFailed, WorkerGroup, agent, run_workers
+from ..processes import environment, start
 from .hosts import Hosts, is_this_machine
 from .presence import Mailbox, Presence
 from .share import Share

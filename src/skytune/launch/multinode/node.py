@@ -29,9 +29,9 @@ from ...config.trust import wishes
 from ...job import JobDir
 from ..compatibility import about, differs, network, own_address
 from ..gpus import threads_each
-from ..local import agent, environment, start
+from ..local import agent
 from ..log_streaming import Follower, pump
-from ..processes import end_group
+from ..processes import end_group, environment, start
 from ..signals import Stopping
 from .hosts import read_lines, write_line
 from .presence import Mailbox, Presence

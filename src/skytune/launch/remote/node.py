@@ -15,9 +15,9 @@ from ...common.stop_request import StopRequest
 from ...config import UserError
 from ...job import JobDir, RankError
 from ..gpus import threads_each
-from ..local import agent, environment
+from ..local import agent
 from ..multinode.topology import Nodes
-from ..processes import end_group
+from ..processes import end_group, environment
 from .s3_transfer import INPUTS, S3Transfer
 
 PORT = 29517
