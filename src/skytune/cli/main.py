@@ -46,6 +46,8 @@ def main(argv: list[str]) -> int:
         return code
     finally:
         request.ignore()
+        if (standby := sys.modules.get("skytune.launch.standby")) is not None:
+            standby.end()
         several = sys.modules.get("skytune.launch.multinode.launcher")
         if several is not None and several.Lead.current is not None:
             several.Lead.current.end(code)
@@ -233,6 +235,10 @@ def _run(config: RunConfig) -> int:
     from ..stacks import environment
 
     environment.prepare(SOURCE)
+    if not config.dry_run:
+        from ..launch import standby
+
+        standby.begin(config)
     client = environment.connect()
 
     if config.dry_run:

@@ -1,8 +1,12 @@
-"""How many processes a machine should run, found out without importing torch where there is no GPU to ask about."""
+"""How many processes a machine should run, found out without importing torch, which takes seconds, if that can be."""
 
+import ctypes
+import importlib.util
 import os
 import platform
+import runpy
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 from ..config import ComputeConfig, ConfigError, Device, LaunchConfig, RunConfig, UserError
@@ -17,9 +21,31 @@ def count_gpus() -> int:
     """Return the number of CUDA (or ROCm) devices that this process may use."""
     if not any(Path(file).exists() for file in DRIVER_FILES):
         return 0
+    if (found := _count_by_driver()) is not None:
+        return found
     import torch
 
     return torch.cuda.device_count()
+
+
+def _count_by_driver() -> int | None:
+    """Return what torch would count, by asking NVIDIA's driver as it does; None where torch itself is to be asked: it
+    is of no CUDA build, the driver does not answer, CUDA_VISIBLE_DEVICES is no list of different numbers."""
+    named, spec, count = os.environ.get("CUDA_VISIBLE_DEVICES"), importlib.util.find_spec("torch"), ctypes.c_int(-1)
+    numbers = named.split(",") if named is not None else []
+    if spec is None or spec.origin is None or not all(map(str.isdecimal, numbers)) or len({*numbers}) < len(numbers):
+        return None
+    if runpy.run_path(str(Path(spec.origin).with_name("version.py"))).get("cuda") is None:
+        return None
+    try:
+        driver = ctypes.CDLL("libnvidia-ml.so.1")
+        if driver.nvmlInit() or driver.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    if named is None:
+        return count.value
+    return len(list(takewhile(lambda number: int(number) < count.value, numbers)))  # CUDA goes no further either
 
 
 def visible_gpus() -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..config import ComputeConfig, LaunchConfig, Preempted, WorkerError
 from ..distributed.preemption import FLAG_FILE
 from ..job import JobDir
+from . import standby
 from .compatibility import network
 from .failures import failure, hanging
 from .gpus import processes_wanted, threads_each
@@ -73,6 +74,8 @@ class WorkerGroup:
                 return self.warm.start(str(self.job.root), env)
             except OSError as error:
                 log.warning("no worker can be forked (%s): it starts by itself, which takes longer", error)
+        if self.processes == 1 and (waiting := standby.take(str(self.job.root), env)) is not None:
+            return waiting
         words = ["skytune.training.worker", str(self.job.root)]
         return start(module_command(*words, processes=self.processes, folder=Path(self._folder.name)), env)
 

@@ -72,7 +72,7 @@ def check_loopback() -> None:
         ) from error
 
 
-def start(words: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
+def start(words: list[str], env: dict[str, str], stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
     """Start the workers, with SIGUSR1 held back (they inherit that) until they listen to it: a cluster's manager that
     sends it to all processes of a job must not end torchrun's agent, which would die of it."""
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -80,7 +80,7 @@ def start(words: list[str], env: dict[str, str]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             words,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             # Ctrl-C on the terminal reaches us alone; we end the whole group.

@@ -1,13 +1,17 @@
 """One worker process: reads a job directory, trains or predicts together with its peers, leaves results there.
 
 python -m skytune.training.worker JOBDIR            one process
+python -m skytune.training.worker --standby cpu     the same; its input says which job: `{"job": FOLDER, "env": {}}`
 python -m torch.distributed.run --nproc-per-node 2 -m skytune.training.worker JOBDIR
 """
 
+import contextlib
 import gc
 import importlib
+import json
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -32,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the job named on the command line; return the exit code (0 done, 1 failed)."""
     started = time.time()
     arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["--standby"]:
+        arguments, started = [_stand_by(*arguments[1:])], time.time()
     if len(arguments) != 1:
         print("usage: python -m skytune.training.worker JOBDIR", file=sys.stderr)
         return 2
@@ -56,6 +62,26 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(1)
     return 0
+
+
+def _stand_by(device: str) -> str:
+    """Import what a job needs on a device, then wait for one; return its folder, with its environment in place."""
+    gc.disable()
+    with contextlib.suppress(Exception):  # told by the job, which tries again
+        keep_compiled()
+        import_libraries()
+        for module in COMPILERS if device == "cuda" else ():
+            if not select.select([sys.stdin], [], [], 0)[0]:
+                importlib.import_module(module)
+    line = sys.stdin.readline()
+    if not line:  # whoever started this is gone
+        os._exit(0)
+    order = json.loads(line)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return str(order["job"])
 
 
 def _work(jobdir: JobDir, started: float) -> None:
@@ -102,6 +128,10 @@ def _silence_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
 
+
+COMPILERS = ("triton", "torch._inductor.compile_fx")
+"""What a GPU's steps are compiled with, and no other device's: imported when it is needed, or before, where there is
+time for it."""
 
 LEFT_OUT = {
     "transformers.generation.candidate_generator": "is_sklearn_available",

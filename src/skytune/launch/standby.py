@@ -1,0 +1,73 @@
+"""A worker that stands by: it imports its libraries while the command opens ZenML and loads the data, and gets its job
+when that is written. Imports are most of a worker's time to its first step, and take as long as the command's own.
+
+It is the very process that would be started then. Whoever has no use for it (a run out of the cache) ends it.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..config import Pipeline, RunConfig
+from .gpus import device_here, processes_wanted, threads_each
+from .multinode.topology import nodes_of
+from .processes import environment, module_command, start
+from .remote.machine import machines_asked
+
+HERE = (Pipeline.training, Pipeline.evaluate, Pipeline.predict)
+"""Pipelines whose workers run on this machine, one job at a time."""
+
+_waiting: subprocess.Popen[bytes] | None = None
+
+
+def begin(config: RunConfig) -> None:
+    """Start the worker of a run, if that will be one process of this machine as far as one can tell by now."""
+    global _waiting
+    compute, launch = config.compute, config.launch
+    away = machines_asked(compute) and not compute.local
+    # What a plugin changes, libraries find when they are imported.
+    if _waiting or away or config.pipeline not in HERE or config.plugins or nodes_of(launch, os.environ).count > 1:
+        return
+    if processes_wanted(compute, launch) == 1:
+        words = ["skytune.training.worker", "--standby", device_here(compute)]
+        env = environment(1, threads_each(launch, 1), launch.timeouts.stop)
+        with contextlib.suppress(OSError):  # it is started when it is needed, which says why it cannot be
+            command = module_command(*words, processes=1, folder=Path())
+            _waiting = start(command, env, subprocess.PIPE)
+
+
+def take(job: str, env: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
+    """Give the worker that stands by a job; return it, None where there is none.
+
+    Args:
+        env: its environment from now on.
+    """
+    global _waiting
+    child, _waiting = _waiting, None
+    if child is None:
+        return None
+    assert child.stdin is not None
+    try:
+        with child.stdin as order:
+            order.write(json.dumps({"job": job, "env": dict(env)}).encode() + b"\n")
+    except OSError:  # it has ended
+        _end(child)
+        return None
+    return child
+
+
+def end() -> None:
+    """End the worker that stands by, if there is one."""
+    global _waiting
+    child, _waiting = _waiting, None
+    if child is not None:
+        _end(child)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    child.kill()
+    with child:  # waits for it, and closes its pipes
+        pass
