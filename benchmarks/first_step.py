@@ -1,19 +1,22 @@
 """How long it takes on a GPU until the first step, with nothing compiled yet and with all of it kept: cold and warm.
 
     python benchmarks/first_step.py --out benchmarks/results
+    python benchmarks/first_step.py --worker --out benchmarks/results
     python benchmarks/first_step.py --only bert-base --tiny      a small model on the CPU, to see that it runs
 
-Starts the worker process that `python src/run.py` starts, twice in an empty home of its own, for a run of 600 steps:
-long enough that blocks are compiled. The clock stops when the first step stands in the history, which is written after
-the first steps that are taken together. Models of `architectures.py` with random weights, rows as long as SST-2's. What
-the command does before the worker starts needs ZenML, and is in startup.md. Needs torch, transformers, accelerate,
-pyarrow, scikit-learn and this source tree alone.
+Runs `python src/run.py` twice in an empty home of its own, the second time with another learning rate (the data come
+out of ZenML's cache, training does not), for 600 steps: long enough that blocks are compiled. The clock runs from the
+start of the command until the first step stands in the history, which is written after the first steps that are taken
+together. Models of `architectures.py` with random weights, rows as long as SST-2's. `--worker` starts the worker
+process alone, which needs torch, transformers, accelerate, pyarrow, scikit-learn and this source tree, but no ZenML.
 """
 
 import argparse
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import architectures
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -29,6 +33,7 @@ from skytune.config import RunConfig, from_dict
 from skytune.job import Job, JobDir
 from skytune.launch.local import LocalLauncher
 
+ROOT = Path(__file__).resolve().parents[1]
 NAMES = ["bert-base", "electra-base", "gpt2", "deberta-v3-base"]
 STEPS = 600
 
@@ -80,22 +85,84 @@ def run(work: Path, name: str, model: Path, device: str, steps: int) -> dict[str
     return {"to_first_step_s": seen[0], **phases, "rest_s": rest, "steps": result.get("steps_taken")}
 
 
+def write_inputs(work: Path, rows: int) -> None:
+    """Write a model's tokenizer, one token a word, and a table of texts as long as SST-2's."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    words = [*special.values(), *(f"w{number}" for number in range(20_000))]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(work / "model")
+    random = np.random.default_rng(0)
+    lines = []
+    for length in np.clip(random.lognormal(2.4, 0.6, rows), 4, 66).astype(int) - 2:
+        text = " ".join(random.choice(words[4:], length))
+        lines.append(f"{text}\t{random.choice(['no', 'yes'])}")
+    (work / "rows.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+
+
+def command(work: Path, name: str, device: str, steps: int, rate: float) -> dict[str, Any]:
+    """Run the command; return seconds to its first step, and those of the phases before it."""
+    home = work / "home"
+    env = {**os.environ, "SKYTUNE_HOME": str(home), "ZENML_CONFIG_PATH": str(work / "zenml"), "TQDM_DISABLE": "1"}
+    words = [
+        f"model.name={work / 'model'}",
+        "data=files",
+        f"data.train={work / 'rows.tsv'}",
+        f"compute.device={device}",
+    ]
+    words += [f"max_steps={steps}", "epochs=99", f"optimizer.lr={rate}", "log.every_steps=1", "tracker=none"]
+    words += ["launch.num_processes=1", f"name={name}", "checkpoint.select=last", "checkpoint.metric=loss"]
+    before, began = set(home.glob("runs/*/outputs")), time.time()
+    with (work / "output.log").open("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "src" / "run.py"), *words], env=env, stdout=log, stderr=subprocess.STDOUT
+        )
+        first = 0.0
+        while process.poll() is None and not first:
+            for outputs in set(home.glob("runs/*/outputs")) - before:
+                if '"kind": "step"' in _text(outputs / "history.jsonl"):
+                    first = time.time()
+            time.sleep(0.02)
+        if process.wait():
+            log.seek(0)
+            raise SystemExit(f"the command failed:\n{log.read()}")
+    (outputs,) = set(home.glob("runs/*/outputs")) - before
+    result = json.loads((outputs / "result.json").read_text())
+    phases = {"before_s": (outputs.parent / "job.json").stat().st_mtime - began}
+    phases |= {key: result["phases"][key] for key in ("start_s", "load_s")}
+    rest = first - began - sum(phases.values())
+    return {"to_first_step_s": first - began, **phases, "rest_s": rest, "steps": result.get("steps_taken")}
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.is_file() else ""
+
+
 def main() -> int:
     """Start all, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=NAMES, choices=list(architectures.ARCHITECTURES))
+    parser.add_argument("--worker", action="store_true", help="the worker alone")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    device, steps = ("cpu", 8) if given.tiny else ("auto", STEPS)
+    device, steps, rows = ("cpu", 8, 64) if given.tiny else ("auto", STEPS, architectures.ROWS)
+    asked = " ".join(["python benchmarks/first_step.py", *(["--worker"] if given.worker else [])])
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     lines = [
-        "# From the start of the worker to the end of the first step",
+        f"# From the start of the {'worker' if given.worker else 'command'} to the end of the first step",
         "",
-        f"{date.today().isoformat()}, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'}, torch "
-        f"{torch.__version__}. Seconds. `python benchmarks/first_step.py`; what comes before it: startup.md.",
+        f"{date.today().isoformat()}, {gpu}, torch {torch.__version__}. Seconds. `{asked}`.",
         "",
-        "| model | steps | cold | warm | warm: start | load | kernels, graphs, steps until the first is told of |",
-        "|---|---|---|---|---|---|---|",
+        "| model | steps | cold | warm | warm: until the job is written | start of the worker | data, model "
+        "| kernels, graphs, steps until the first is told of |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in given.only:
         with tempfile.TemporaryDirectory() as text:
@@ -103,15 +170,17 @@ def main() -> int:
             os.environ["SKYTUNE_HOME"] = str(work / "home")
             model = architectures.model_of(name, **(architectures.TINY if given.tiny else {}))
             model.save_pretrained(work / "model")
-            for folder, rows in (("rows", 64 if given.tiny else architectures.ROWS), ("few", 64)):
-                write_split(work / folder, architectures.table_of(model, rows=rows))
-            cold, warm = (run(work, again, work / "model", device, steps) for again in ("cold", "warm"))
+            if given.worker:
+                for folder, number in (("rows", rows), ("few", 64)):
+                    write_split(work / folder, architectures.table_of(model, rows=number))
+                cold, warm = (run(work, again, work / "model", device, steps) for again in ("cold", "warm"))
+            else:
+                write_inputs(work, rows)
+                cold, warm = (command(work, name, device, steps, rate) for rate in (1e-5, 2e-5))
         print(json.dumps({"name": name, "cold": cold, "warm": warm}), flush=True)
-        cells = [
-            cold["to_first_step_s"],
-            *(warm[key] for key in ("to_first_step_s", "start_s", "load_s", "rest_s")),
-        ]
-        lines.append(f"| {name} | {warm['steps']} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+        phases = ("to_first_step_s", "before_s", "start_s", "load_s", "rest_s")
+        cells = [cold["to_first_step_s"], *(warm.get(key, 0.0) for key in phases)]
+        lines.append(f"| {name} | {warm['steps'] or 'eager'} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
     print("\n".join(lines))
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`benchmarks/first_step.py` with a small model on the CPU: a real worker, started twice."""
+"""`benchmarks/first_step.py` with a small model on the CPU: the real command, or a real worker, started twice."""
 
 import subprocess
 import sys
@@ -10,8 +10,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "first_step.py"
 
 
 @pytest.mark.soak
-def test_the_time_to_the_first_step_is_taken_cold_and_warm(tmp_path: Path) -> None:
-    words = ["--only", "bert-base", "--tiny", "--out", str(tmp_path)]
+@pytest.mark.parametrize("alone", [[], ["--worker"]])
+def test_the_time_to_the_first_step_is_taken_cold_and_warm(tmp_path: Path, alone: list[str]) -> None:
+    words = ["--only", "bert-base", "--tiny", *alone, "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300, check=False
     )
