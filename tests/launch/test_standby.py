@@ -120,6 +120,24 @@ def test_none_is_started_where_it_would_not_be_the_worker(groups: dict[str, Any]
     assert begun(**groups) is None
 
 
+def test_none_is_started_for_a_command_that_was_given_before(
+    run_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its training comes out of ZenML's cache, unless that is off."""
+    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path))
+    assert begun() is not None
+    standby.end()  # nothing was trained
+    assert begun() is not None
+    run_job()
+    assert begun() is None
+    assert begun(cache=False) is not None
+    standby.end()
+    assert begun(seed=7) is not None
+    standby.end()
+    (tmp_path / "standby.json").write_text("no json")
+    assert begun() is not None
+
+
 def test_one_is_enough() -> None:
     first = begun()
     assert first is not None and begun() is first

@@ -28,16 +28,6 @@ from typing import IO
 from ..training import worker
 from .processes import KILLED, module_command
 
-LATER = (
-    "transformers.modeling_utils",
-    "transformers.modeling_layers",
-    "transformers.models.auto.modeling_auto",
-    "datasets",
-    "evaluate",
-    "sklearn.metrics",
-)
-"""What a job imports when it opens its model and scores."""
-
 
 class ForkedProcess:
     """A worker that was forked, as `subprocess.Popen` shows one that was started."""
@@ -158,7 +148,7 @@ class WarmWorkers:
 def serve(line: socket.socket) -> dict[str, object]:
     """Return every order in a process of its own; never returns in this one."""
     worker.import_libraries()
-    for module in LATER:
+    for module in worker.LATER:
         with contextlib.suppress(ImportError):  # another version: slower, not worse
             importlib.import_module(module)
     gc.collect()

@@ -70,7 +70,7 @@ def _stand_by(device: str) -> str:
     with contextlib.suppress(Exception):  # told by the job, which tries again
         keep_compiled()
         import_libraries()
-        for module in COMPILERS if device == "cuda" else ():
+        for module in (*LATER, *(COMPILERS if device == "cuda" else ())):
             if not select.select([sys.stdin], [], [], 0)[0]:
                 importlib.import_module(module)
     line = sys.stdin.readline()
@@ -129,9 +129,22 @@ def _silence_libraries() -> None:
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
 
 
-COMPILERS = ("triton", "torch._inductor.compile_fx")
-"""What a GPU's steps are compiled with, and no other device's: imported when it is needed, or before, where there is
-time for it."""
+LATER = (
+    "transformers.modeling_utils",
+    "transformers.modeling_layers",
+    "transformers.models.auto.modeling_auto",
+    "sklearn.metrics",
+)
+"""What a job imports when it opens its model and scores."""
+
+COMPILERS = (
+    "triton",
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.lowering",
+    "torch._inductor.compile_fx",
+)
+"""What it imports to compile its steps, on a GPU, a second of it at a time."""
 
 LEFT_OUT = {
     "transformers.generation.candidate_generator": "is_sklearn_available",
