@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import materializers
 from ..config import Pipeline, RunConfig, UserError, to_dict
 from ..config.secrets import mask_secrets
+from ..launch import standby
 from ..launch.gpus import check_machine
 from ..launch.origin import origin
 from ..launch.remote.machine import machines_asked
@@ -130,6 +131,7 @@ def _log_target(client: "Client", config: RunConfig) -> None:
     trains = config.pipeline is Pipeline.training
     operator = operator_of(client, config.compute) if trains else None
     if operator:
+        standby.end()  # no worker of it runs here
         who = "SageMaker" if is_asked(config.compute, settings_of_active(client)) else "SkyPilot"
         log.info("stack %s: the training step's workers go to machines that %s brings up", operator, who)
         return
