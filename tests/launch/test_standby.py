@@ -1,6 +1,8 @@
 """A worker that imports its libraries before there is a job."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from skytune.common.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from skytune.common.processes import alive
 from skytune.config import RunConfig, UserError, from_dict
 from skytune.launch import standby
 
@@ -102,8 +106,24 @@ def test_it_does_not_outlive_a_command_that_was_killed() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
     worker = int(told.stdout)
-    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+    while alive(worker):
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_ended_takes_it_along(tmp_path: Path, number: signal.Signals) -> None:
+    env = {**os.environ, "SKYTUNE_HOME": str(tmp_path / "home"), "ZENML_CONFIG_PATH": str(tmp_path / "zenml")}
+    words = [sys.executable, str(Path(__file__).parents[2] / "src" / "run.py"), "compute=cpu", "max_steps=1"]
+    command = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    found: list[psutil.Process] = []
+    while command.poll() is None and not found:
+        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go
+            found = [child for child in psutil.Process(command.pid).children() if "--standby" in child.cmdline()]
+        time.sleep(0.01)
+    command.send_signal(number)
+    told, _ = command.communicate(timeout=120)
+    assert found and not found[0].is_running(), told
+    assert command.returncode in (EXIT_INTERRUPTED, EXIT_PREEMPTED) and "Traceback" not in told, told
 
 
 @pytest.mark.parametrize(
