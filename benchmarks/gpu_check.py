@@ -22,6 +22,7 @@ import torch
 
 from skytune.config import RunConfig, UserError, from_dict
 from skytune.job import Job, JobDir
+from skytune.launch.gpus import count_gpus
 from skytune.launch.local import LocalLauncher
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json")
@@ -81,6 +82,7 @@ CAPTURED += ["t5-base", "bart-base", "vit-base", LANGUAGE]
 def devices(arguments: argparse.Namespace, work: Path, check: Check) -> None:
     """Which devices and precision are taken, and that they compute the same."""
     gpus = torch.cuda.device_count()
+    check("GPUs are counted as torch counts them", count_gpus() == gpus, f"{count_gpus()} and {gpus}")
     exact = {"model": {"name": str(arguments.model), "dropout": 0.0}, "precision": "fp32", "max_steps": 30}
     sgd = {"optimizer": {"name": "sgd", "lr": 0.01, "weight_decay": 0.0}}
     auto, _, job = run(arguments, work, "auto", epochs=2, optimizer={"lr": 5e-5})

@@ -20,13 +20,16 @@ from skytune.launch import standby
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """As the command has it: torch's compiler, once imported here, would set this by itself."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     yield
     standby.end()
 
 
 def begun(**groups: Any) -> "subprocess.Popen[bytes] | None":
-    standby.begin(from_dict(RunConfig, {"compute": {"device": "cpu"}, **groups}))
+    values = {"compute": {"device": "cpu"}, "launch": {"num_processes": 1, "threads": 1}}  # as `run_job` has them
+    standby.begin(from_dict(RunConfig, values | groups))
     return standby._waiting
 
 
@@ -47,10 +50,10 @@ def test_it_is_the_worker_of_the_job_that_comes(
         imported(child)
     (tmp_path / "witness.py").write_text(
         "import os, sys\nclass Witness:\n    def on_run_start(self, run):\n"
-        "        print('process', os.getpid(), os.environ['SAID_LATER'], repr(sys.stdin.read()))\n"
+        "        print('process', os.getpid(), os.environ['ZENML_SAID_LATER'], repr(sys.stdin.read()))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("SAID_LATER", "heard")
+    monkeypatch.setenv("ZENML_SAID_LATER", "heard")
     done = run_job(callbacks={"witness": {"_target_": "witness.Witness"}})
     assert done.result["status"] == "completed"
     assert f"process {child.pid} heard ''" in (done.job.logs / "output.log").read_text()
@@ -80,6 +83,24 @@ def test_libraries_that_cannot_be_imported_are_told_as_ever(
             run_job()
         told.append(str(error.value).splitlines()[0])
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("before", [None, "https://one.example"])
+@pytest.mark.parametrize("name", ["HF_ENDPOINT", "OMP_NUM_THREADS"])
+def test_one_that_imported_under_other_variables_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, name: str, before: str | None
+) -> None:
+    """Libraries read them when they are imported; ZenML sets those of a stack when the step begins."""
+    if before:
+        monkeypatch.setenv(name, before)
+    child = begun()
+    assert child is not None
+    assert standby.take("/nowhere", {**standby._given, name: "another"}) is None
+    assert child.poll() is not None
+    child = begun()
+    assert child is not None
+    assert standby.take("/nowhere", {key: value for key, value in standby._given.items() if key != "PATH"}) is None
+    assert child.poll() is not None
 
 
 def test_one_that_was_killed_is_not_missed(run_job: Callable[..., Any]) -> None:
@@ -157,6 +178,16 @@ def test_none_is_started_for_a_command_that_was_given_before(
     standby.end()
     (tmp_path / "standby.json").write_text("no json")
     assert begun() is not None
+
+
+def test_what_is_not_installed_is_told_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of another kind than NVIDIA's is counted by torch, which who trains elsewhere may not have."""
+
+    def missing(*_: Any) -> int:
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr(standby, "processes_wanted", missing)
+    assert begun() is None
 
 
 def test_one_is_enough() -> None:

@@ -294,3 +294,13 @@ def test_a_long_run_pays_for_compiling():
         order = SampleOrder(np.full(20, longest), seed=3, global_size=8)
         found.append(is_worth_it(total, order))
     assert found == [False, True, False, True]
+
+
+def test_t5s_bias_is_laid_out_for_fused_attention(rows_of):
+    """In eager steps too, which are held against captured ones, and those of a run that was resumed."""
+    small = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 60}
+    model = transformers.T5ForSequenceClassification(transformers.T5Config(**small, decoder_start_token_id=0))
+    attention = model.transformer.encoder.block[0].layer[0].SelfAttention
+    assert attention.compute_bias(5, 5).stride(-1) != 1
+    CapturedSteps(*given(model, rows_of(20)))
+    assert attention.compute_bias(5, 5).stride(-1) == 1

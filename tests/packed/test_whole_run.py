@@ -1,6 +1,5 @@
 """Whole jobs on the fast path, in real worker processes on the CPU, against the same jobs taken the plain way."""
 
-import os
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from skytune.config import UserError
-from skytune.training.worker import keep_compiled
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -132,18 +130,3 @@ def test_captured_steps_of_two_processes_go_on_to_the_bit(
     assert rest.result["resumed_from"] == 12 and losses(rest) == losses(whole)
     for name, found in weights(rest).items():
         assert np.array_equal(found, weights(whole)[name]), name
-
-
-def test_compiled_code_is_kept_below_the_home(monkeypatch: Any, tmp_path: Any) -> None:
-    """Unless the environment says where, or nothing can be written there."""
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path / "missing"))
-    keep_compiled()
-    assert "TRITON_CACHE_DIR" not in os.environ
-    monkeypatch.setenv("SKYTUNE_HOME", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    keep_compiled()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled" / "inductor")
-    assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere" and not (tmp_path / "compiled").exists()
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")

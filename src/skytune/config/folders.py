@@ -16,3 +16,14 @@ def load_dotenv(folder: Path) -> None:
         from dotenv import load_dotenv
 
         load_dotenv(folder / ".env")
+
+
+def keep_compiled() -> None:
+    """Keep compiled code between runs, below SKYTUNE_HOME: torch's own place is below /tmp, and importing its compiler
+    sets the variable for all processes that are started later. Where it cannot be written, or the environment names
+    another place, that one is used."""
+    with contextlib.suppress(OSError):
+        home().mkdir(parents=True, exist_ok=True)
+    if os.access(home(), os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled" / "inductor"))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(home() / "compiled" / "triton"))

@@ -27,13 +27,28 @@ HERE = (Pipeline.training, Pipeline.evaluate, Pipeline.predict)
 REMEMBERED = 1000
 """Configurations that were given before."""
 
+LATER = (
+    "SKYTUNE_",
+    "ZENML_",
+    "GLOO_",
+    "NCCL_",
+    "TORCH_DISABLE_SHARE_",
+    "OMP_WAIT_",
+    "COLUMNS",
+    "KMP_",
+    "TF_CPP_",
+    "DISABLE_CREDENTIALS_",
+)
+"""Variables that may be set while it waits, by us or by what the command imports: no library has read them by then."""
+
 _waiting: subprocess.Popen[bytes] | None = None
+_given: Mapping[str, str] = {}
 _mark = ""
 
 
 def begin(config: RunConfig) -> None:
     """Start the worker of a run, if that will be one process of this machine as far as one can tell by now."""
-    global _waiting, _mark
+    global _waiting, _given, _mark
     compute, launch = config.compute, config.launch
     away = machines_asked(compute) and not compute.local
     # What a plugin changes, libraries find when they are imported.
@@ -42,16 +57,17 @@ def begin(config: RunConfig) -> None:
     _mark = hashlib.sha256(json.dumps(to_dict(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
     if config.cache and _mark in _before():
         return
-    if processes_wanted(compute, launch) == 1:
-        words = ["skytune.training.worker", "--standby", device_here(compute)]
-        env = environment(1, threads_each(launch, 1), launch.timeouts.stop)
-        with contextlib.suppress(OSError):  # it is started when it is needed, which says why it cannot be
-            command = module_command(*words, processes=1, folder=Path())
-            _waiting = start(command, env, subprocess.PIPE)
+    # What fails here, fails again when it is needed, and is told then.
+    with contextlib.suppress(OSError, ImportError):
+        if processes_wanted(compute, launch) == 1:
+            words = ["skytune.training.worker", "--standby", device_here(compute)]
+            _given = environment(1, threads_each(launch, 1), launch.timeouts.stop)
+            _waiting = start(module_command(*words, processes=1, folder=Path()), dict(_given), subprocess.PIPE)
 
 
 def take(job: str, env: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
-    """Give the worker that stands by a job; return it, None where there is none.
+    """Give the worker that stands by a job; return it, None where there is none, or its libraries were imported under
+    other variables than the job has (ZenML sets those of a stack when the step begins).
 
     Args:
         env: its environment from now on.
@@ -61,6 +77,10 @@ def take(job: str, env: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
     if child is None:
         return None
     assert child.stdin is not None
+    changed = {name for name, _ in env.items() ^ _given.items()}
+    if not all(name.startswith(LATER) for name in changed):
+        _end(child)
+        return None
     try:
         with child.stdin as order:
             order.write(json.dumps({"job": job, "env": dict(env)}).encode() + b"\n")

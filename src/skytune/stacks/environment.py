@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..aws import skypilot
 from ..config import UserError
+from ..config.folders import keep_compiled
 from ..config.installing import add_extra
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def prepare(source_root: Path) -> None:
-    """Set the variables that ZenML reads when it is imported; whatever the user has set stays.
+    """Set the variables that ZenML and torch's compiler read when they are imported; whatever the user has set stays.
 
     Args:
         source_root: the folder `src`; its parent holds `.zen`. Steps are recorded relative to it, so that a fresh
@@ -37,6 +38,7 @@ def prepare(source_root: Path) -> None:
         settings["ZENML_LOGGING_COLORS_DISABLED"] = "true"
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    keep_compiled()
     if sys.platform == "darwin":
         # Apple's Objective-C runtime ends a forked child of a process that used it; ZenML and loaders fork.
         os.environ.setdefault("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "YES")

@@ -24,7 +24,7 @@ from typing import Any
 from ..common.files import is_disk_full
 from ..common.processes import alive
 from ..config import UserError
-from ..config.folders import home
+from ..config.folders import keep_compiled
 from ..config.scrubbing import guard_logs, scrub
 from ..config.targets import import_plugins
 from ..job import JobDir, RankError
@@ -110,14 +110,6 @@ def import_libraries() -> None:
     _silence_libraries()
     _leave_out_libraries()
     from . import trainer  # noqa: F401
-
-
-def keep_compiled() -> None:
-    """Keep compiled code between runs, below SKYTUNE_HOME: torch's own place is below /tmp. Where it cannot be written,
-    or the environment names another place, that one is used."""
-    if os.access(home(), os.W_OK):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled" / "inductor"))
-        os.environ.setdefault("TRITON_CACHE_DIR", str(home() / "compiled" / "triton"))
 
 
 def _silence_libraries() -> None:
