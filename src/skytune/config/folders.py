@@ -22,8 +22,7 @@ def keep_compiled() -> None:
     """Keep compiled code between runs, below SKYTUNE_HOME: torch's own place is below /tmp, and importing its compiler
     sets the variable for all processes that are started later. Where it cannot be written, or the environment names
     another place, that one is used."""
-    with contextlib.suppress(OSError):
-        home().mkdir(parents=True, exist_ok=True)
-    if os.access(home(), os.W_OK):
+    there = next(folder for folder in (home().absolute(), *home().absolute().parents) if os.access(folder, os.F_OK))
+    if there.is_dir() and os.access(there, os.W_OK):  # it is made when there is something to keep
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(home() / "compiled" / "inductor"))
         os.environ.setdefault("TRITON_CACHE_DIR", str(home() / "compiled" / "triton"))
