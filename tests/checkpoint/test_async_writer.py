@@ -6,10 +6,12 @@ import time
 import pytest
 import torch
 
+from skytune.checkpoint import store as stores
 from skytune.checkpoint.async_writer import SaveFailed, SaveSucceeded, Writer
+from skytune.checkpoint.lease import acquire
 from skytune.checkpoint.retry import Retry
 from skytune.checkpoint.shards import load_document, open_tensors
-from skytune.checkpoint.store import Store
+from skytune.checkpoint.store import Stage, Store
 from skytune.config import UserError
 
 
@@ -128,8 +130,6 @@ def test_closing_does_not_wait_forever(store, gate):
 
 
 def test_who_lost_the_lease_does_not_write(store):
-    from skytune.checkpoint.lease import acquire
-
     lease = acquire(store, "launch-1")
     other = acquire(store, "launch-1")
     lease.renew()
@@ -141,26 +141,57 @@ def test_who_lost_the_lease_does_not_write(store):
     other.release()
 
 
-def test_whose_files_were_cleared_away_by_another_says_that_it_was_taken_over(store, monkeypatch):
-    """It was silent in the middle of a save: what it finds missing is not the fault of the store."""
-    from skytune.checkpoint.lease import acquire
+@pytest.mark.parametrize("moment", ["beginning", "model.safetensors", "optimizer.json", "within a file", "finishing"])
+def test_whose_files_were_cleared_away_by_another_says_that_it_was_taken_over(store, monkeypatch, moment):
+    """It was silent in the middle of a save, and who came clears unfinished files away: each library that misses one
+    has an error of its own (safetensors' is no OSError)."""
+    lease, others = acquire(store, "launch-1"), []
 
-    lease = acquire(store, "launch-1")
-    others = []
-
-    def write(*_, **__):
+    def takes_over():
         if not others:
             others.append(acquire(store, "launch-1"))
+            assert store.sweep()
+
+    put, commit, hashed = Stage.put, Stage.commit, stores.hash_file
+
+    def put_first(stage, name, source):
+        if (name == moment) or (moment == "beginning"):
+            takes_over()
+        return put(stage, name, source)
+
+    def hash_first(path):
+        if moment == "within a file":
+            takes_over()
+        return hashed(path)
+
+    def commit_first(stage, *args, **about):
+        if moment == "finishing":
+            takes_over()
+        return commit(stage, *args, **about)
+
+    monkeypatch.setattr(Stage, "put", put_first)
+    monkeypatch.setattr(Stage, "commit", commit_first)
+    monkeypatch.setattr(stores, "hash_file", hash_first)
+    writer = Writer(store, lease=lease)
+    writer.submit(1, {"model": weights(1)}, {}, documents={"optimizer": {"a": 1}}, wait=True)
+    assert "has taken over this run" in writer.last.message and writer.last.lost
+    lease.release()
+    others[0].release()
+
+
+def test_who_still_has_the_lease_says_what_failed(store, monkeypatch):
+    lease = acquire(store, "launch-1")
+
+    def write(*_, **__):
         raise UserError("writing step-00000001/optimizer.json failed") from FileNotFoundError(2, "No such file")
 
     monkeypatch.setattr(store, "write", write)
     writer = Writer(store, lease=lease)
     writer.submit(1, {"model": weights(1)}, {}, wait=True)
-    assert "has taken over this run" in writer.last.message and writer.last.lost
-    owner = Writer(store, lease=others[0])
-    owner.submit(1, {"model": weights(1)}, {}, wait=True)
-    assert "optimizer.json failed" in owner.last.message and not owner.last.lost
-    others[0].release()
+    assert "optimizer.json failed" in writer.last.message and not writer.last.lost
+    monkeypatch.setattr(store.backend, "read_version", write)  # and the store is away when it is asked who has it
+    writer.submit(2, {"model": weights(1)}, {}, wait=True)
+    assert "optimizer.json failed" in writer.last.message and not writer.last.lost
     lease.release()
 
 

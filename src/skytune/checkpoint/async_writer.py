@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
 from .manifest import Manifest, step_name
-from .retry import causes
 from .store import Source, Store, rotate
 
 if TYPE_CHECKING:
@@ -239,13 +238,14 @@ class Writer:
         save.done.set()
 
     def _cause(self, error: BaseException) -> BaseException:
-        """Return why a save failed: where its files are gone, whoever has taken over this run may have cleared them
-        away."""
-        if self.lease is not None and any(isinstance(one, FileNotFoundError) for one in causes(error)):
-            try:
-                self.lease.check(look=True)
-            except UserError as taken:
-                return taken
+        """Return why a save failed: where another launch has taken over, it is that, whatever was met first (who takes
+        over clears unfinished files away, and each library says it with an error of its own)."""
+        if self.lease is None:
+            return error
+        try:
+            self.lease.check(look=True, quick=True)
+        except UserError as taken:
+            return taken if self.lease.lost is not None else error
         return error
 
     def _write(self, save: _Save) -> Manifest:

@@ -88,19 +88,22 @@ class Lease:
         )
         self._thread.start()
 
-    def check(self, look: bool = False) -> None:
+    def check(self, look: bool = False, *, quick: bool = False) -> None:
         """Make sure that the lease is still ours: to be called before something is written.
 
         Args:
             look: ask the store; otherwise only where there was no sign of life for so long that others may have come.
+            quick: do not wait long for a store that is away.
 
         Raises:
-            UserError: another launch took it, because it is a later life of the same launch or this process was silent.
+            UserError: another launch took it, because it is a later life of the same launch or this process was silent
+                (`lost` says who); or the store is away.
         """
+        store = self._quick if quick else self.store
         if self.lost is None and _clock() - self._renewed > self.owner.expiry_seconds:
-            self.renew()  # this machine slept, or the store was away
+            self.renew(store)  # this machine slept, or the store was away
         elif self.lost is None and look:
-            self._poll(self.store)
+            self._poll(store)
         if self.lost is not None:
             raise UserError(
                 f"{self.store.location}: {self.lost} has taken over this run; this process no longer writes"

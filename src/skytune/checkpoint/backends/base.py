@@ -266,13 +266,15 @@ class LocalBackend(Backend):
 
     def commit(self, folder: str, workspace: Path, data: bytes, completed: bytes) -> None:
         target = self.at(folder)
-        if workspace.exists():  # otherwise a try before this one came through
+        if workspace.exists():
             write_durably(workspace / manifests.NAME, data)
             flush_folder(workspace)
             if target.exists():
                 self.remove(folder)
             workspace.rename(target)
             flush_folder(target.parent)
+        elif self.read(f"{folder}/{manifests.NAME}") != data:  # not a try before this one that came through
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(workspace))
         self.write(f"{folder.rpartition('/')[0]}/{manifests.COMPLETED}", completed)
 
     def swap(self, path: str, data: bytes, version: Any) -> bool:
