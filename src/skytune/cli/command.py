@@ -1,12 +1,14 @@
 """What the commands beside `src/run.py` have in common: how their help looks, and that an error is one line."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 
 import skytune
 
 from ..common.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED
+from ..common.stop_request import Interruption
 from ..common.text import first_line
 from ..config import UserError
 
@@ -49,12 +51,17 @@ def run_command(
         interrupted: what is said after Ctrl-C.
         install: how a package that is missing is had.
     """
+    request = Interruption([signal.SIGINT])
     try:
-        return run(words)
+        with request:
+            return run(words)
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:
+        if request.asked_by:
+            print(interrupted, file=sys.stderr)
+            return EXIT_INTERRUPTED
         if words.traceback:
             raise
         from ..config.scrubbing import scrub

@@ -20,7 +20,7 @@ from ..common.exit_codes import (
     EXIT_OK,
     EXIT_PREEMPTED,
 )
-from ..common.stop_request import StopRequest
+from ..common.stop_request import SIGNALS, Interruption
 from ..config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError
 from ..config.folders import load_dotenv
 from ..config.schema.sagemaker import PREFIX
@@ -39,7 +39,7 @@ INSTALL = "`make install`, then `source .venv/bin/activate` (or `make run ARGS=.
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code, which other machines of the run end by, too."""
-    request, code = Ending((signal.SIGTERM, signal.SIGUSR1)), EXIT_ERROR
+    request, code = Ending(SIGNALS), EXIT_ERROR
     request.listen()
     try:
         code = _command(argv, request)
@@ -62,13 +62,7 @@ def _command(argv: list[str], request: "Ending") -> int:
     try:
         return _main(argv, shown)
     except KeyboardInterrupt:
-        if request.asked_by:
-            return request.code()
-        print(
-            "interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
-            file=sys.stderr,
-        )
-        return EXIT_INTERRUPTED
+        return request.code()
     except Detached as error:
         print(f"detached: {error}")
         return EXIT_OK
@@ -86,17 +80,18 @@ def _command(argv: list[str], request: "Ending") -> int:
         return EXIT_ERROR
 
 
-class Ending(StopRequest):
-    """Ends this process where the machine's manager asks it to while no worker listens (while they do, they save)."""
-
-    def on_signal(self, number: int, first: bool) -> None:
-        """See `StopRequest`."""
-        if first:  # managers may send it twice
-            raise KeyboardInterrupt
+class Ending(Interruption):
+    """Ends this process where it is asked to while no worker listens (while they do, they save)."""
 
     def code(self) -> int:
         """Say so; return the exit code."""
-        name = signal.Signals(self.asked_by or signal.SIGTERM).name
+        if self.asked_by in (None, signal.SIGINT):
+            print(
+                "interrupted: the worker processes have ended; the same command goes on from the last checkpoint",
+                file=sys.stderr,
+            )
+            return EXIT_INTERRUPTED
+        name = signal.Signals(self.asked_by).name
         print(f"preempted: {name}; what had been saved is kept, and the same command goes on", file=sys.stderr)
         return EXIT_PREEMPTED
 
