@@ -16,6 +16,10 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["ZENML_ANALYTICS_OPT_IN"] = "false"
+# Other tests run beside each: a second thread that waits for its core takes it from them, and both for each other (half
+# a second of small steps took half a minute).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # ZenML writes the ids of the store it uses into the repository's `.zen`: not into that of whoever runs the tests.
 os.environ["ZENML_REPOSITORY_PATH"] = tempfile.mkdtemp(prefix="skytune-tests-")
 Path(os.environ["ZENML_REPOSITORY_PATH"], ".zen").mkdir()

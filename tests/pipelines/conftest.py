@@ -146,7 +146,7 @@ def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     def make(warm: bool = False, first: bool = False) -> Checkout:
         place = tmp_path_factory.mktemp("checkout")
         for folder in ("src", "configs"):
-            shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("*.egg-info"))
         (place / ".zen").mkdir()
         home = place / "home"
         home.mkdir()
