@@ -97,16 +97,21 @@ WORKERS = {"forked", "forking", "here", "lives", "s3_process", "s3_server"}
 LONG = (
     "launch/test_predict_files.py",
     "pipelines/test_cache.py",
-    "search/test_driver.py",
     "sagemaker/test_training.py",
     "pipelines/test_bad_input.py",
-    "pipelines/test_resume_elsewhere.py",
     "pipelines/test_runs.py",
-    "training/test_kill_file.py",
-    "training/test_kill_s3.py",
+    "pipelines/test_examples.py",
     "training/test_faults_s3.py",
+    "pipelines/test_release.py",
+    "pipelines/test_resume_elsewhere.py",
+    "pipelines/test_own_things.py",
+    "search/test_driver.py",
+    "training/strategy/test_equivalence.py",
+    "training/strategy/test_saving.py",
+    "training/strategy/test_deepspeed.py",
+    "training/callbacks/test_tracker_feeds.py",
 )
-"""Files of slow tests that take more than a minute and a half."""
+"""The longest of the slow files, which one process should not have alone at the end: longest first."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -115,9 +120,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those on the stand-in for AWS, which take long and mostly wait, come before all others: where there are several
     processes one has them and the others all the rest."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    long = {ROOT / "tests" / file for file in LONG}
-    items.sort(key=lambda item: 0 if AWS in item.path.parents else 1 + 2 * (item.path in slow) - (item.path in long))
-    places = tuple(str(ROOT / "tests" / place) for place in PROCESSES)
+    long = {ROOT / "tests" / file: place for place, file in enumerate(LONG)}
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        if AWS in item.path.parents:
+            return 0, 0
+        return (2, long.get(item.path, len(LONG))) if item.path in slow else (1, 0)
+
+    items.sort(key=place)
+    places = tuple(str(ROOT / "tests" / room) for room in PROCESSES)
     for item in items:
         if str(item.path).startswith(places) or WORKERS & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")

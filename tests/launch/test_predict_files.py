@@ -6,7 +6,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 from skytune.config import ConfigError, RunConfig, UserError, from_dict
+from skytune.launch.local import LocalLauncher
 from skytune.launch.predict_files import check_files, predict_files
+from skytune.launch.warm import WarmWorkers
 
 ROWS = 300
 NEW = ["prediction", "probability", "probability_negative", "probability_positive"]
@@ -26,6 +29,17 @@ from skytune.launch.predict_files import predict_files
 values = json.loads(sys.argv[1])
 predict_files(from_dict(RunConfig, values), values["checkpoint"]["path"])
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_workers() -> Iterator[None]:
+    """As in a search, workers are forked from a process that has imported the libraries: those take most of a short
+    job's time."""
+    workers = WarmWorkers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skytune.launch.predict_files.LocalLauncher", partial(LocalLauncher, warm=workers))
+        yield
+    workers.close()
 
 
 @pytest.fixture
@@ -173,17 +187,23 @@ def test_whatever_was_killed_the_same_command_ends_with_the_same_file(
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_times_leave_one_identical_file(
-    tiny_classifier: Path, texts: Path, tmp_path: Path
-) -> None:
+def test_kills_at_random_moments_leave_one_identical_file(tiny_classifier: Path, texts: Path, tmp_path: Path) -> None:
+    """Each a moment after another shard was written, so that work is lost and taken up again each time."""
     whole, target = tmp_path / "whole.csv", tmp_path / "out.csv"
     run(tiny_classifier, texts, whole, name="whole", predict={"shard_rows": 5})
     draw = random.Random(7)
     words = values(tiny_classifier, texts, target, name="killed", predict={"shard_rows": 5})
     home = tmp_path / "skytune-home" / "runs"
-    for _ in range(20):
-        until = time.monotonic() + draw.uniform(0.5, 8)
-        kill_at(words, lambda until=until: time.monotonic() > until)
+    for _ in range(5):
+        before, later = len(list(home.glob("killed-*/shards/*.json"))), draw.expovariate(10)
+        until: list[float] = []
+
+        def moment(before: int = before, later: float = later, until: list[float] = until) -> bool:
+            if not until and len(list(home.glob("killed-*/shards/*.json"))) > before:
+                until.append(time.monotonic() + later)
+            return bool(until) and time.monotonic() > until[0]
+
+        kill_at(words, moment)
         assert not target.exists() or target.read_bytes() == whole.read_bytes()
     run(tiny_classifier, texts, target, name="killed", predict={"shard_rows": 5})
     assert target.read_bytes() == whole.read_bytes()
