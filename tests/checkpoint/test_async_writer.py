@@ -179,19 +179,28 @@ def test_whose_files_were_cleared_away_by_another_says_that_it_was_taken_over(st
     others[0].release()
 
 
-def test_who_still_has_the_lease_says_what_failed(store, monkeypatch):
-    lease = acquire(store, "launch-1")
+@pytest.mark.parametrize(("cause", "asked"), [(FileNotFoundError(2, "No such file"), 2), (ConnectionError("reset"), 1)])
+@pytest.mark.parametrize("away", [False, True])
+def test_who_still_has_the_lease_says_what_failed(store, monkeypatch, cause, asked, away):
+    """And does not wait for a store again that was away already."""
+    lease = acquire(store, "launch-1", expiry_seconds=4000.0, heartbeat_seconds=1000.0)
+    looks, read = [], store.backend.read_version
 
     def write(*_, **__):
-        raise UserError("writing step-00000001/optimizer.json failed") from FileNotFoundError(2, "No such file")
+        raise UserError("writing step-00000001/optimizer.json failed") from cause
+
+    def look(path):
+        looks.append(path)
+        if away and len(looks) > 1:
+            raise PermissionError("away")
+        return read(path)
 
     monkeypatch.setattr(store, "write", write)
-    writer = Writer(store, lease=lease)
-    writer.submit(1, {"model": weights(1)}, {}, wait=True)
-    assert "optimizer.json failed" in writer.last.message and not writer.last.lost
-    monkeypatch.setattr(store.backend, "read_version", write)  # and the store is away when it is asked who has it
-    writer.submit(2, {"model": weights(1)}, {}, wait=True)
-    assert "optimizer.json failed" in writer.last.message and not writer.last.lost
+    with monkeypatch.context() as patch:
+        patch.setattr(store.backend, "read_version", look)
+        writer = Writer(store, lease=lease)
+        writer.submit(1, {"model": weights(1)}, {}, wait=True)
+    assert "optimizer.json failed" in writer.last.message and not writer.last.lost and len(looks) == asked
     lease.release()
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
 from .manifest import Manifest, step_name
+from .retry import causes, transient
 from .store import Source, Store, rotate
 
 if TYPE_CHECKING:
@@ -240,8 +241,8 @@ class Writer:
     def _cause(self, error: BaseException) -> BaseException:
         """Return why a save failed: where another launch has taken over, it is that, whatever was met first (who takes
         over clears unfinished files away, and each library says it with an error of its own)."""
-        if self.lease is None:
-            return error
+        if self.lease is None or any(transient(one) for one in causes(error)):
+            return error  # a store that is away says nothing of the lease either, and was waited for already
         try:
             self.lease.check(look=True, quick=True)
         except UserError as taken:
