@@ -189,7 +189,7 @@ def test_a_loaded_dotenv_does_not_win_over_the_environment(tmp_path: Path, comma
     [
         "raise KeyboardInterrupt",
         # pydantic makes an error of its own of it
-        "try:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    raise TypeError('x')",
+        "try:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException as e:\n    raise TypeError(repr(e))",
         # Python drops what is raised there; each import has one
         "one = type('A', (), {})()\nweakref.finalize(one, signal.raise_signal, 2)\ndel one\ntime.sleep(600)",
     ],
@@ -205,3 +205,30 @@ def test_an_interrupt_while_composing_is_130(tmp_path: Path, code: str) -> None:
     )
     assert done.returncode == 130, done.stderr
     assert done.stderr.startswith("interrupted: ") and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "lines"),
+    [
+        ("raise UserError('the machine m could not be taken down')", ["error", "interrupted"]),
+        (
+            "raise UserError('the store cannot be opened') from TypeError('building:\\n KeyboardInterrupt: ')",
+            ["interrupted"],
+        ),
+        ("raise TypeError('odd')", ["interrupted"]),
+    ],
+)
+def test_what_we_say_after_an_interrupt_is_told_beside_it(end: str, lines: list[str]) -> None:
+    """By a command that is not `run.py`, too."""
+    code = (
+        "import argparse, signal, sys\nfrom skytune.cli.command import run_command\n"
+        "from skytune.config import UserError\n"
+        "def run(words):\n"
+        "    try:\n        signal.raise_signal(signal.SIGINT)\n    except KeyboardInterrupt:\n        pass\n"
+        f"    {end}\n"
+        "sys.exit(run_command(run, argparse.Namespace(traceback=False)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    told = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert told == lines, done.stderr

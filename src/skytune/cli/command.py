@@ -59,15 +59,22 @@ def run_command(
         print(interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:
-        if request.asked_by:
-            print(interrupted, file=sys.stderr)
-            return EXIT_INTERRUPTED
-        if words.traceback:
+        if words.traceback and not request.asked_by:
             raise
         from ..config.scrubbing import scrub
 
-        print(f"error: {scrub(in_words(error, install, '--traceback shows where'))}", file=sys.stderr)
-        return EXIT_ERROR
+        if not request.asked_by or told_beside(error):
+            print(f"error: {scrub(in_words(error, install, '--traceback shows where'))}", file=sys.stderr)
+        if not request.asked_by:
+            return EXIT_ERROR
+        print(interrupted, file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def told_beside(error: Exception) -> bool:
+    """Return whether an error after a signal is told beside it: one of ours (machines that could not be taken down),
+    and not what a library made of the signal."""
+    return isinstance(error, UserError) and "KeyboardInterrupt" not in f"{error!r} {error.__cause__!r}"
 
 
 def in_words(error: Exception, install: str, more: str) -> str:

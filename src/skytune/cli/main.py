@@ -24,7 +24,7 @@ from ..common.stop_request import SIGNALS, Interruption
 from ..config import ConfigError, Detached, Pipeline, Preempted, RunConfig, UserError
 from ..config.folders import load_dotenv
 from ..config.schema.sagemaker import PREFIX
-from .command import in_words
+from .command import in_words, told_beside
 
 if TYPE_CHECKING:
     from ..launch.resume_from_store import Continued
@@ -70,14 +70,13 @@ def _command(argv: list[str], request: "Ending") -> int:
         print(f"preempted: {error}", file=sys.stderr)
         return EXIT_PREEMPTED
     except Exception as error:
-        if request.asked_by:
-            return request.code()
-        if shown.traceback:
+        if shown.traceback and not request.asked_by:
             raise
         from ..config.scrubbing import scrub
 
-        print(f"error: {scrub(in_words(error, INSTALL, 'debug= shows the traceback'))}", file=sys.stderr)
-        return EXIT_ERROR
+        if not request.asked_by or told_beside(error):
+            print(f"error: {scrub(in_words(error, INSTALL, 'debug= shows the traceback'))}", file=sys.stderr)
+        return request.code() if request.asked_by else EXIT_ERROR
 
 
 class Ending(Interruption):
